@@ -55,3 +55,18 @@ def test_nodes_that_have_left_are_forgotten(nodes: Nodes) -> None:
         nodes.lost(Address(f"10.0.0.{revision}", 1), ConnectError("gone"), 0.0)
     assert len(nodes.all()) == 2
     assert len(nodes._nodes) <= 3
+
+
+def test_a_node_that_is_away_is_not_given_up_while_the_application_computes(nodes: Nodes) -> None:
+    """It may stop the event loop that would call the node again."""
+    nodes.map = ClusterMap(1, 1, (OLD,), (0,))
+    nodes.need([0])
+    assert nodes.to_connect(0.0) == [OLD]
+    nodes.lost(OLD, ConnectError("gone"), 0.0)
+    nodes.patience.handed_over(10.0)
+    nodes.check(1_000.0)
+    assert nodes.next_timer(1_000.0) == 1_000.0, "to call it, and not to give it up"
+    nodes.patience.came_back(1_000.0)
+    nodes.check(1_049.0)
+    with pytest.raises(ConnectError, match="could not be reached for 60 s"):
+        nodes.check(1_050.0)

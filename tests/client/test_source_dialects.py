@@ -425,3 +425,26 @@ def test_the_command_with_a_tap_name(node: RunningNode, capfdbinary: pytest.Capt
     write(node, 9)
     arguments = (node.url, "--dialect", "tap", "--tap-name", "me", "--to", "now", "--json")
     assert sum(line["op"] == "mutation" for line in tail(capfdbinary, *arguments, "--tap-forget")) == 9
+
+
+@pytest.mark.parametrize("dialect", OLD)
+def test_a_server_that_is_not_read_is_not_called_silent(
+    node: RunningNode, connect: Callable[..., Any], dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no window: while the application has enough, its answers to our questions lie unread."""
+    monkeypatch.setattr("tailrace.protocol.dcp.reader.SLACK_BYTES", 0)
+    node.set_many({f"key-{number}": bytes(64 << 10) for number in range(200)})
+    source = connect(node.url, dialect=dialect, flow_control_buffer=1 << 20, noop_interval_s=0.1)
+    limit = {"s": 600.0}
+    for module in ("reader", "translating_reader"):
+        monkeypatch.setattr(f"tailrace.protocol.dcp.{module}.silence_limit_s", lambda *_: limit["s"])
+    seen = 0
+    for event in source.changes(end="now"):
+        if isinstance(event, Mutation):
+            seen += 1
+            if seen == 1:
+                limit["s"] = 0.2
+                time.sleep(1.0)  # it computes
+                limit["s"] = 600.0
+    assert seen == 200
+    assert source.stats()["lost_connections"] == 0

@@ -22,7 +22,9 @@ from tailrace.client.retry import Backoff
 from tailrace.errors import ConnectError, RemoteProtocolError
 from tailrace.model import Position
 from tailrace.protocol.dcp.received_stream import Stream
-from tailrace.wire.admin import ClustermapChangeNotification, ValueResponse
+from tailrace.protocol.questions import ANSWER_S, Patience, Questions
+from tailrace.protocol.script import ask
+from tailrace.wire.admin import ClustermapChangeNotification, GetClusterConfig, ValueResponse
 from tailrace.wire.codes import DcpOpcode, Magic, Op, StreamEndStatus
 from tailrace.wire.dcp import DcpStreamEnd, DcpStreamRequest
 from tailrace.wire.header import Frame
@@ -355,3 +357,67 @@ def test_a_stream_request_that_is_never_answered_is_noticed_beside_a_stream_that
     ):
         for _ in connect(server.url, retry_for_s=0.3).changes():
             pass
+
+
+def test_a_question_waits_for_the_application_too(
+    connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer may lie behind what the application has not taken, or nobody looks at it meanwhile."""
+    answered = threading.Event()
+
+    def stream(connection: Connection, request: DcpStreamRequest) -> None:
+        connection.send(accepted(request), marker(request, 1, 2), mutation(request, 1))
+
+    def answer(server: FakeServer, frame: Frame) -> None:
+        def later() -> None:
+            if released.wait(30):
+                server.connections[0].send(server.answer(frame), mutation(requests[0], 2))
+                answered.set()
+
+        asked.set()
+        threading.Thread(target=later, daemon=True).start()
+
+    asked, released = threading.Event(), threading.Event()
+    requests: list[DcpStreamRequest] = []
+    with FakeServer(lambda *given: (requests.append(given[1]), stream(*given))) as server:
+        source = connect(server.url, retry_for_s=30)
+        changes = source.changes()
+        first = next(change for change in changes if isinstance(change, Mutation))
+        server.answers[Op.GET_CLUSTER_CONFIG] = answer
+        server.revision = 2
+        pushed = ClustermapChangeNotification(epoch=1, revision=2, key=b"default")
+        server.connections[0].send(pushed.encode())
+        source.stats()
+        with monkeypatch.context() as impatient:
+            impatient.setattr("tailrace.protocol.questions.ANSWER_S", 0.2)
+            if asked.wait(0.5):  # one pump hears of it at once, the other one when it is run again
+                time.sleep(1.0)
+        released.set()
+        second = next(change for change in changes if isinstance(change, Mutation))
+        assert (first.seqno, second.seqno) == (1, 2)
+        assert answered.wait(30)
+        assert source.stats()["lost_connections"] == 0
+
+
+def test_the_time_of_the_application_is_not_the_time_of_a_question() -> None:
+    sent: list[bytes] = []
+    patience = Patience()
+    questions = Questions(sent.append, patience)
+    questions.ask(ask(GetClusterConfig(), "the map"), lambda _: None, 0.0)
+    assert questions.due() == [ANSWER_S]
+    patience.handed_over(1.0)
+    assert not questions.due()
+    questions.check(1_000.0)
+    questions.ask(ask(GetClusterConfig(), "the map"), lambda _: None, 1_000.0)
+    patience.came_back(2_000.0)
+    assert questions.due() == [1_999 + ANSWER_S, 2_000 + ANSWER_S]
+    questions.check(1_998 + ANSWER_S)
+    with pytest.raises(ConnectError, match=f"is not answered for {ANSWER_S:.0f} s"):
+        questions.check(1_999 + ANSWER_S)
+
+
+def test_a_question_without_a_time_is_never_overdue() -> None:
+    questions = Questions(lambda _: None, Patience())
+    questions.ask(ask(GetClusterConfig(), "the map"), lambda _: None, None)
+    assert questions.due() == [math.inf]
+    questions.check(1e9)

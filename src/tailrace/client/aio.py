@@ -245,6 +245,7 @@ class Source:
             # the connection is kept: bytes that nobody acknowledges would stay in its window for ever
             release(self._portion)
             self._portion = None
+            self._nodes.patience.came_back(self._loop.time())
         if self._reading is reading and not reading.is_over:
             reading.close()
             if self._group is not None:

@@ -130,6 +130,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(data)
         if self._paused and not self.link.is_swamped:
             self._paused = False
+            self.link.reads_again(self._loop.time())
             self._transport.resume_reading()
 
     def give_up(self, error: Exception) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol
 from ..protocol.dcp.reader import DcpReader, ReaderSettings
 from ..protocol.dcp.translating_reader import older_features
 from ..protocol.handshake import READER_FEATURES, Introduction
+from ..protocol.questions import Patience
 from ..protocol.tap.reader import TapReader, TapSettings
 from ..protocol.upr.reader import UprAReader, UprBReader
 
@@ -44,7 +45,13 @@ class Connects(Protocol):
     """Makes the reader of one connection."""
 
     def __call__(
-        self, introduction: Introduction, settings: ReaderSettings, *, rng: random.Random, now: float
+        self,
+        introduction: Introduction,
+        settings: ReaderSettings,
+        *,
+        rng: random.Random,
+        now: float,
+        patience: Patience,
     ) -> DcpReader: ...
 
 

@@ -15,6 +15,7 @@ from ..connstr import Address, ConnectionString
 from ..errors import ConnectError, NoSuchBucket, RemoteProtocolError, UsageError
 from ..protocol.dcp.reader import DcpReader, ReaderSettings
 from ..protocol.handshake import Credentials, Introduction
+from ..protocol.questions import Patience
 from ..protocol.script import Script
 from ..wire.admin import GetAllVbSeqnos, GetClusterConfig
 from ..wire.codes import Feature, Status
@@ -37,10 +38,12 @@ class KnownNode:
 
     address: Address
     backoff: Backoff
+    patience: Patience
     link: DcpReader | None = None
     connecting: bool = False
     retry_at: float = 0.0
     troubled_since: float | None = None
+    """By the clock of our patience."""
     trouble: str = ""
 
     @property
@@ -53,7 +56,7 @@ class KnownNode:
         return (
             patience_s is not None
             and self.troubled_since is not None
-            and now - self.troubled_since >= patience_s
+            and self.patience.waited(now) - self.troubled_since >= patience_s
         )
 
     def state(self, now: float) -> str:
@@ -89,6 +92,7 @@ class Nodes:
         self.map: ClusterMap | None = None
         self.on_change: Callable[[], None] = lambda: None
         """Called when a connection became ready or went, or the map changed."""
+        self.patience = Patience()
         self._introduction = Introduction(
             agent, where.bucket, credentials, speech.features, allow_plain=allow_plain or where.tls
         )
@@ -163,7 +167,9 @@ class Nodes:
         """A connection was made; the pump feeds what this returns."""
         node = self._node(address)
         node.connecting = False
-        node.link = link = self._speech.connect(self._introduction, self._settings, rng=self._rng, now=now)
+        node.link = link = self._speech.connect(
+            self._introduction, self._settings, rng=self._rng, now=now, patience=self.patience
+        )
         link.on_config = lambda text, now: self._pushed(address, text, now)
         return link
 
@@ -188,7 +194,7 @@ class Nodes:
         node.link, node.connecting = None, False
         node.trouble = str(error) or type(error).__name__
         if node.troubled_since is None:
-            node.troubled_since = now
+            node.troubled_since = self.patience.waited(now)
         node.retry_at = now + node.backoff.next_s()
         self.on_change()
         is_missing = isinstance(error, NoSuchBucket)  # not yet: another seed has it, or this one later
@@ -207,7 +213,7 @@ class Nodes:
         """Raise `ConnectError` if a node that we need could not be reached for too long."""
         for address in self._needed:
             node = self._node(address)
-            if node.troubled_since is not None and now - node.troubled_since >= self._retry_for_s:
+            if node.is_given_up(self._retry_for_s, now):
                 raise ConnectError(
                     f"{address} could not be reached for {self._retry_for_s:g} s: {node.trouble}"
                 )
@@ -219,8 +225,12 @@ class Nodes:
             node = self._node(address)
             if node.link is None and not node.connecting:
                 times.append(max(node.retry_at, now))
-            if node.troubled_since is not None and address in self._needed:
-                times.append(node.troubled_since + self._retry_for_s)
+            if (
+                node.troubled_since is not None
+                and address in self._needed
+                and not self.patience.is_with_application
+            ):
+                times.append(node.troubled_since + self._retry_for_s + self.patience.held_up_s)
         if (due := self._lookup_due(now)) is not None:
             times.append(due)
         return min(times, default=None)
@@ -389,7 +399,7 @@ class Nodes:
     def _node(self, address: Address) -> KnownNode:
         node = self._nodes.get(address)
         if node is None:
-            node = self._nodes[address] = KnownNode(address, Backoff(self._rng))
+            node = self._nodes[address] = KnownNode(address, Backoff(self._rng), self.patience)
         return node
 
 

@@ -12,11 +12,11 @@ from ..history import FailoverLog, rollback_seqno
 from ..model import MAX_U64, Position, check_seqno, check_u64
 from ..protocol.dcp.reader import DcpReader
 from ..protocol.dcp.received_stream import Stream
-from ..protocol.questions import ANSWER_S
+from ..protocol.questions import ANSWER_S, Patience
 from ..protocol.states import READING_TRANSITIONS, Machine, ReadingInput, ReadingState
 from .retry import Backoff
 
-__all__ = ["MAX_POINTS", "Patience", "Points", "Progress", "Roster", "SavedPosition"]
+__all__ = ["MAX_POINTS", "Points", "Progress", "Roster", "SavedPosition"]
 
 MAX_POINTS = 32
 
@@ -98,38 +98,6 @@ class SavedPosition:
         )
 
 
-class Patience:
-    """How long we wait for servers. The time in which the application has a portion does not count: an answer
-    may lie behind what it has not taken yet, and an application that computes may stop the event loop.
-    """
-
-    __slots__ = ("_handed_over_at", "held_up_s")
-
-    def __init__(self) -> None:
-        self.held_up_s = 0.0
-        self._handed_over_at: float | None = None
-
-    @property
-    def is_with_application(self) -> bool:
-        """Whether it has a portion now."""
-        return self._handed_over_at is not None
-
-    def handed_over(self, now: float) -> None:
-        """The application got a portion."""
-        self._handed_over_at = now
-
-    def passed(self, now: float) -> None:
-        """It is later than before."""
-        if self._handed_over_at is not None:
-            self.held_up_s += now - self._handed_over_at
-            self._handed_over_at = now
-
-    def came_back(self, now: float) -> None:
-        """The application wants the next one."""
-        self.passed(now)
-        self._handed_over_at = None
-
-
 class Roster:
     """The vbuckets of a reading by what is to be done about them. Most of a thousand stand open: whoever
     looks for something to do finds it here without asking each of them.
@@ -137,8 +105,8 @@ class Roster:
 
     __slots__ = ("done", "patience", "requested", "resting_changes", "unsettled")
 
-    def __init__(self) -> None:
-        self.patience = Patience()
+    def __init__(self, patience: Patience | None = None) -> None:
+        self.patience = patience or Patience()
         self.unsettled: dict[int, Progress] = {}
         """Neither open nor at rest: there is something to do about them, or to wait for."""
         self.requested: dict[int, Progress] = {}
@@ -292,7 +260,7 @@ class Progress:
         return self._waited(now) - self.requested_at
 
     def _waited(self, now: float) -> float:
-        return now - self.roster.patience.held_up_s
+        return self.roster.patience.waited(now)
 
     def restore(self, saved: SavedPosition) -> None:
         """Start from where an earlier run stood."""

@@ -58,7 +58,7 @@ class Reading:
     ) -> None:
         self.options = options
         self.progress: dict[int, Progress] = {}
-        self._roster = Roster()
+        self._roster = Roster(nodes.patience)
         self._needed_by: tuple[ClusterMap, int] | None = None
         self._nodes = nodes
         self._catalog = catalog

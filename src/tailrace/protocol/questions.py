@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -9,7 +10,7 @@ from ..errors import ConnectError, RemoteProtocolError
 from ..wire.header import Frame
 from .script import Script, ScriptRunner
 
-__all__ = ["ANSWER_S", "NO_SCRIPT_OPAQUE", "Questions"]
+__all__ = ["ANSWER_S", "NO_SCRIPT_OPAQUE", "Patience", "Questions"]
 
 ANSWER_S = 30.0
 """How long a server that is alive may take to answer a question."""
@@ -22,26 +23,65 @@ NO_SCRIPT_OPAQUE = _SCRIPT_OPAQUES - 1
 """For a request that is not answered: no script gets that far."""
 
 
+class Patience:
+    """How long we wait for servers. The time in which the application has a portion does not count: the
+    answer may lie behind what it has not taken yet, and an application that computes may stop the event loop.
+    """
+
+    __slots__ = ("_handed_over_at", "held_up_s")
+
+    def __init__(self) -> None:
+        self.held_up_s = 0.0
+        self._handed_over_at: float | None = None
+
+    @property
+    def is_with_application(self) -> bool:
+        """Whether it has a portion now."""
+        return self._handed_over_at is not None
+
+    def handed_over(self, now: float) -> None:
+        """The application got a portion."""
+        self._handed_over_at = now
+
+    def passed(self, now: float) -> None:
+        """It is later than before."""
+        if self._handed_over_at is not None:
+            self.held_up_s += now - self._handed_over_at
+            self._handed_over_at = now
+
+    def came_back(self, now: float) -> None:
+        """The application wants the next one."""
+        self.passed(now)
+        self._handed_over_at = None
+
+    def waited(self, now: float) -> float:
+        """The time by a clock that stands still while the application has a portion."""
+        self.passed(now)
+        return now - self.held_up_s
+
+
 class _Question(NamedTuple):
     """A script whose answers are still coming."""
 
     runner: ScriptRunner[Any]
     then: Callable[[Any], None]
     asked_at: float
+    """By the clock of our patience."""
 
 
 class Questions:
     """The scripts of one connection. Each has opaques of its own, all below those of streams."""
 
-    __slots__ = ("_next", "_running", "_send")
+    __slots__ = ("_next", "_patience", "_running", "_send")
 
-    def __init__(self, send: Callable[[bytes], None]) -> None:
+    def __init__(self, send: Callable[[bytes], None], patience: Patience) -> None:
         self._send = send
+        self._patience = patience
         self._running: dict[int, _Question] = {}
         self._next = 0
 
-    def ask(self, script: Script[T], then: Callable[[T], None], now: float) -> None:
-        """Run a script; ``then`` gets its result."""
+    def ask(self, script: Script[T], then: Callable[[T], None], now: float | None) -> None:
+        """Run a script; ``then`` gets its result. Without a time its answer is never overdue."""
         if len(self._running) >= _MAX_SCRIPTS:
             raise RemoteProtocolError(f"{len(self._running)} questions are not answered")
         number = self._next
@@ -49,7 +89,8 @@ class Questions:
             number = (number + 1) % _MAX_SCRIPTS
         self._next = (number + 1) % _MAX_SCRIPTS
         runner = ScriptRunner(script, number * _SCRIPT_OPAQUES)
-        self._running[number] = _Question(runner, then, now)
+        asked_at = math.inf if now is None else self._patience.waited(now)
+        self._running[number] = _Question(runner, then, asked_at)
         self._send(runner.start())
         self._finish(number)
 
@@ -69,13 +110,17 @@ class Questions:
             question.then(question.runner.result)
 
     def due(self) -> list[float]:
-        """When we lose patience with each."""
-        return [question.asked_at + ANSWER_S for question in self._running.values()]
+        """When we lose patience with each; with none while the application holds us up."""
+        patience = self._patience
+        if patience.is_with_application:
+            return []
+        return [question.asked_at + ANSWER_S + patience.held_up_s for question in self._running.values()]
 
     def check(self, now: float) -> None:
         """`ConnectError` if one is not answered for too long."""
+        waited = self._patience.waited(now)
         for question in self._running.values():
-            waited_s = now - question.asked_at
+            waited_s = waited - question.asked_at
             if waited_s >= ANSWER_S:
                 raise ConnectError(f"{question.runner.waits_for} is not answered for {waited_s:.0f} s")
 

@@ -34,7 +34,7 @@ from ...wire.header import HEADER, MAX_FRAME, Frame
 from ..flow_control import ReceiveWindow
 from ..handshake import HandshakeResult, Introduction, handshake
 from ..liveness import Silence, silence_limit_s
-from ..questions import NO_SCRIPT_OPAQUE, Questions
+from ..questions import NO_SCRIPT_OPAQUE, Patience, Questions
 from ..receive_buffer import BLOCK_BYTES, ReceiveBuffer
 from ..script import Script
 from .delivery import ChangeDelivery, ReceivedChunk, control_headers, deliver
@@ -180,7 +180,13 @@ class DcpReader:
     """It can't be used for another reading: close it when this one is over."""
 
     def __init__(
-        self, introduction: Introduction, settings: ReaderSettings, *, rng: random.Random, now: float
+        self,
+        introduction: Introduction,
+        settings: ReaderSettings,
+        *,
+        rng: random.Random,
+        now: float,
+        patience: Patience | None = None,
     ) -> None:
         self.settings = settings
         self.granted: Granted | None = None
@@ -194,7 +200,7 @@ class DcpReader:
         self._out = bytearray()
         self._chunks: deque[ReceivedChunk] = deque()
         self._streams = ReaderStreams()
-        self._questions = Questions(self._send)
+        self._questions = Questions(self._send, patience or Patience())
         self._silence = Silence(now)
         self._window = ReceiveWindow(settings.buffer_bytes, now, ack_at_bytes=ACK_BYTES)
         self._grew = False
@@ -235,8 +241,14 @@ class DcpReader:
 
     @property
     def is_swamped(self) -> bool:
-        """The server sent more than we allowed it to; don't read on before the application has taken some."""
+        """The server sent more than we allowed it to; don't read on before the application has taken some,
+        and then say so with `reads_again`.
+        """
         return self.queued_bytes > self.settings.buffer_bytes + SLACK_BYTES
+
+    def reads_again(self, now: float) -> None:
+        """The server is read again after it was not for a while, in which nobody could hear it."""
+        self._silence.heard(now)
 
     @property
     def queued_bytes(self) -> int:
@@ -320,10 +332,11 @@ class DcpReader:
 
     # questions beside the streams
 
-    def ask(self, script: Script[T], then: Callable[[T], None], now: float) -> None:
+    def ask(self, script: Script[T], then: Callable[[T], None], now: float | None) -> None:
         """Run a script over this connection; ``then`` gets its result.
 
-        A question that is not answered ends the connection, so whoever waits is told by that.
+        A question that is not answered ends the connection, so whoever waits is told by that; one without a
+        time may wait for ever.
         """
         self._questions.ask(script, then, now)
 
@@ -432,8 +445,8 @@ class DcpReader:
 
     @property
     def _silence_s(self) -> float | None:
-        """How long the server may be silent; None if it may for ever."""
-        if self.granted is not None and not self.granted.noop:
+        """How long the server may be silent; None if it may for ever, or is not listened to."""
+        if self.is_swamped or (self.granted is not None and not self.granted.noop):
             return None
         return silence_limit_s(self.settings.noop_interval_s)
 

@@ -12,7 +12,6 @@ be closed with its connection, which `is_spent` from then on.
 
 from __future__ import annotations
 
-import math
 import random
 from abc import abstractmethod
 from typing import ClassVar
@@ -23,6 +22,7 @@ from ...wire.framing import Framer
 from ...wire.header import MAX_FRAME, Frame
 from ..handshake import READER_FEATURES, HandshakeResult, Introduction, handshake
 from ..liveness import silence_limit_s
+from ..questions import Patience
 from ..script import Script
 from .reader import MAX_FRAME_BEFORE_OPEN, DcpReader, Granted, ReaderSettings
 from .reader_streams import FIRST_STREAM_OPAQUE
@@ -47,12 +47,18 @@ class TranslatingReader(DcpTranslation, DcpReader):
     ORDERED: ClassVar[frozenset[int]] = DcpReader.ORDERED | {DcpOpcode.FLUSH}
 
     def __init__(
-        self, introduction: Introduction, settings: ReaderSettings, *, rng: random.Random, now: float
+        self,
+        introduction: Introduction,
+        settings: ReaderSettings,
+        *,
+        rng: random.Random,
+        now: float,
+        patience: Patience | None = None,
     ) -> None:
         self._raw = Framer(MAX_FRAME_BEFORE_OPEN)
         self._room = memoryview(bytearray(_RAW_BYTES))
         self._made = bytearray()
-        super().__init__(introduction, settings, rng=rng, now=now)
+        super().__init__(introduction, settings, rng=rng, now=now, patience=patience)
 
     def _opening(self, introduction: Introduction, rng: random.Random) -> Script[Granted]:
         session: HandshakeResult = yield from handshake(introduction, rng)
@@ -127,20 +133,24 @@ class TranslatingReader(DcpTranslation, DcpReader):
         self._window.take(self._silence.last_heard)
 
     def next_timer(self) -> float | None:
-        interval_s = self.settings.noop_interval_s
-        # before it is open nobody is asked for a sign of life
-        silent = self._silence.next_timer(
-            silence_limit_s(interval_s), interval_s if self.granted is not None else None
-        )
+        limit_s = self._silence_s
+        # nobody is asked for a sign of life before it is open, nor while it is not read
+        is_asked = self.granted is not None and limit_s is not None
+        silent = self._silence.next_timer(limit_s, self.settings.noop_interval_s if is_asked else None)
         return min((timer for timer in (silent, *self._questions.due()) if timer is not None), default=None)
 
     def handle_timer(self, now: float) -> None:
         self._questions.check(now)
-        interval_s = self.settings.noop_interval_s
-        self._check_silence(now, silence_limit_s(interval_s))
-        if self.granted is not None and self._silence.must_ask(now, interval_s):
+        limit_s = self._silence_s
+        self._check_silence(now, limit_s)
+        is_asked = self.granted is not None and limit_s is not None
+        if is_asked and self._silence.must_ask(now, self.settings.noop_interval_s):
             # whatever comes is a sign of life, so this answer itself is never overdue
-            self.ask(_sign_of_life(), self._heard, math.inf)
+            self.ask(_sign_of_life(), self._heard, None)
+
+    @property
+    def _silence_s(self) -> float | None:
+        return None if self.is_swamped else silence_limit_s(self.settings.noop_interval_s)
 
     def _heard(self, _: None) -> None:
         self._silence.answered()

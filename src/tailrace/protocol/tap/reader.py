@@ -43,6 +43,7 @@ from ..dcp.reader import ReaderSettings
 from ..dcp.received_stream import Stream
 from ..dcp.translating_reader import TranslatingReader
 from ..handshake import Introduction
+from ..questions import Patience
 
 __all__ = ["TapReader", "TapSettings"]
 
@@ -201,11 +202,12 @@ class TapReader(TranslatingReader):
         tap: TapSettings,
         rng: random.Random,
         now: float,
+        patience: Patience | None = None,
     ) -> None:
         self._subscription = _Subscription(tap, settings)
         self._run = _Run()
         self._acks = _OwedAcks()
-        super().__init__(introduction, settings, rng=rng, now=now)
+        super().__init__(introduction, settings, rng=rng, now=now, patience=patience)
 
     # connecting
 

@@ -11,6 +11,7 @@ from ..dcp.reader import ReaderSettings
 from ..dcp.received_stream import Stream
 from ..dcp.translating_reader import TranslatingReader
 from ..handshake import Introduction
+from ..questions import Patience
 from .translation import UprATranslation, UprBTranslation, UprTranslation
 
 __all__ = ["UprAReader", "UprBReader", "UprReader"]
@@ -22,9 +23,15 @@ class UprReader(TranslatingReader):
     TRANSLATION: ClassVar[type[UprTranslation]]
 
     def __init__(
-        self, introduction: Introduction, settings: ReaderSettings, *, rng: random.Random, now: float
+        self,
+        introduction: Introduction,
+        settings: ReaderSettings,
+        *,
+        rng: random.Random,
+        now: float,
+        patience: Patience | None = None,
     ) -> None:
-        super().__init__(introduction, settings, rng=rng, now=now)
+        super().__init__(introduction, settings, rng=rng, now=now, patience=patience)
         self._upr = self.TRANSLATION(self._made, self._send, self._streams.new_opaque, group=settings.name)
 
     def open_stream(
