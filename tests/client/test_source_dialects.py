@@ -446,5 +446,5 @@ def test_a_server_that_is_not_read_is_not_called_silent(
                 limit["s"] = 0.2
                 time.sleep(1.0)  # it computes
                 limit["s"] = 600.0
-    assert seen == 200
-    assert source.stats()["lost_connections"] == 0
+    assert seen == 200, "nothing came twice"
+    assert dialect == "tap" or source.stats()["lost_connections"] == 0  # that of TAP ends with the dump
