@@ -5,6 +5,7 @@ Time passes here with every look at the clock, so that work can be counted.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import socket
 import tracemalloc
@@ -19,6 +20,7 @@ from server.serverkit import Bench, frames_of
 from tailrace.clock import ManualClock
 from tailrace.protocol.handshake import Credentials
 from tailrace.server import fastpath
+from tailrace.server.aio import Server, ServerConnection
 from tailrace.server.session import Session
 from tailrace.server.transport import Poller, _some
 from tailrace.server.turn import TURN_S
@@ -190,6 +192,64 @@ def test_a_large_write_comes_whole_however_it_is_cut(piece_bytes: int, with_fram
     answers = list(frames_of(out))
     assert [(frame.opaque, frame.status) for frame in answers] == [(1, 0), (2, 0), (3, 0)]
     assert answers[1].value == LARGE
+
+
+class EndlessSession:
+    """A stream that always has more; counts how often it is asked for it."""
+
+    closed = False
+    handler = object()
+    has_backlog = False
+    has_more = wants_data = True
+    unfinished = unprocessed_bytes = queued_bytes = 0
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def exchange(self, data: bytes, now: float) -> bytes:
+        return b""
+
+    def data_to_send(self, max_bytes: int) -> list[bytes]:
+        self.asked += 1
+        return [bytes(max_bytes)]
+
+    def handle_timer(self, now: float) -> None: ...
+
+    def next_timer(self) -> None: ...
+
+
+class FastReader(asyncio.Transport):
+    """Takes all that is written."""
+
+    def write(self, data: object) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+def test_a_connection_has_one_turn_at_a_time_whatever_happens_to_it() -> None:
+    """Each acknowledgement and each timer beside a long stream began one more chain of turns."""
+
+    async def run() -> list[int]:
+        server = Server(lambda _: Bench().node)
+        connection, session = ServerConnection(server, tls=False), EndlessSession()
+        connection._is_new = False
+        connection._session = session  # type: ignore[assignment]
+        connection._transport = FastReader()
+        connection._wake()
+        turns = []
+        for _ in range(20):
+            before = session.asked
+            connection.data_received(b"an acknowledgement")
+            connection._tick()
+            connection._wake()
+            await asyncio.sleep(0)
+            turns.append(session.asked - before)
+        connection._session = None
+        await asyncio.sleep(0)
+        return turns
+
+    assert max(asyncio.run(run())) == 1
 
 
 class Loop:

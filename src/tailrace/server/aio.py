@@ -454,15 +454,19 @@ class ServerConnection(asyncio.Protocol):
         """
         if not self._pump_due and self._session is not None:
             self._pump_due = True
-            asyncio.get_running_loop().call_soon(self._pump)
+            asyncio.get_running_loop().call_soon(self._awake)
+
+    def _awake(self) -> None:
+        self._pump_due = False
+        self._pump()
 
     def _pump(self) -> None:
         """Send what the session has, then see to all that may have changed with what has happened."""
-        self._pump_due = False
         session, transport = self._session, self._transport
         if session is None or transport is None or self._pumping:
             return
-        self._move(session, transport)
+        if not self._pump_due:  # whatever else happens to it, its next turn is the one that is due
+            self._move(session, transport)
         if isinstance(session, Session) and session.unprocessed_bytes != self._unprocessed:
             self._unprocessed = session.unprocessed_bytes
             self._server.count_unprocessed(self, self._unprocessed)
@@ -583,6 +587,7 @@ class ServerConnection(asyncio.Protocol):
         """Close after what is ready has been sent."""
         if self._session is not None:
             self._session.close(reason)
+            self._pump_due = False  # there will be no other turn
             self._pump()
         if self._transport is not None:
             _close(self._transport)
