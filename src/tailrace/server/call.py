@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from ..errors import MalformedMessage, TailraceError
+from ..large_bytes import LARGE_BYTES, join_large
 from ..store.base import VBucket, Written
 from ..wire.codes import Datatype, Feature, RequestFrameId, Status, VBucketState
 from ..wire.fields import Durability, checked_key, decode_frame_infos
@@ -56,6 +57,8 @@ def encode_response(  # noqa: PLR0917 - the header's fields, in order
     """A response as bytes."""
     total = len(extras) + len(key) + len(value)
     header = HEADER.pack(_RESPONSE_MAGIC, opcode, len(key), len(extras), datatype, status, total, opaque, cas)
+    if total >= LARGE_BYTES:
+        return join_large(header, extras, key, value)
     return b"".join((header, extras, key, value))
 
 

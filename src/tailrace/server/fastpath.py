@@ -18,12 +18,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..errors import DocumentRefused
+from ..large_bytes import LARGE_BYTES
 from ..wire.codes import Datatype, Magic, Op, Status, VBucketState
 from ..wire.dcp import DcpMutation
 from ..wire.fields import JSON_STARTS, is_json
 from ..wire.header import HEADER_LAYOUT, HEADER_SIZE
 from ..wire.kv import MutationResponse, Set
-from .turn import LARGE_BYTES
 
 if TYPE_CHECKING:
     from ..store.base import VBucket

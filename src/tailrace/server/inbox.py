@@ -12,8 +12,8 @@ from __future__ import annotations
 import io
 from collections import deque
 
+from ..large_bytes import LARGE_BYTES
 from ..wire.header import HEADER_SIZE, Frame, front_size
-from .turn import LARGE_BYTES
 
 __all__ = ["Inbox"]
 

@@ -7,9 +7,6 @@ where that is because of a value's size, the value is copied as seldom as possib
 
 from __future__ import annotations
 
-__all__ = ["LARGE_BYTES", "TURN_S"]
+__all__ = ["TURN_S"]
 
 TURN_S = 0.001
-
-LARGE_BYTES = 1 << 20
-"""From here on a copy of a value is worth avoiding: one of 20 MiB takes about ten milliseconds."""

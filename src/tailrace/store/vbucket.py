@@ -12,6 +12,7 @@ import random
 import numpy as np
 
 from ..errors import DocumentRefused
+from ..large_bytes import LARGE_BYTES, join_large
 from ..wire.codes import Datatype, DcpOpcode, Status, VBucketState
 from .base import Written
 from .format import (
@@ -140,23 +141,20 @@ class EngineVBucket(ReceivedHistory):
         if locks and locks.level:
             return self._prepare(key, value, flags, expiry, datatype, rev, new_cas)
         seqno = self.high_seqno + 1
-        frame = (
-            _pack_mutation(
-                MUTATION_START,
-                key_length,
-                MUTATION_EXTRAS,
-                datatype,
-                self.id,
-                MUTATION_EXTRAS + key_length + size,
-                new_cas,
-                seqno,
-                rev,
-                flags,
-                expiry,
-            )
-            + key
-            + value
+        head = _pack_mutation(
+            MUTATION_START,
+            key_length,
+            MUTATION_EXTRAS,
+            datatype,
+            self.id,
+            MUTATION_EXTRAS + key_length + size,
+            new_cas,
+            seqno,
+            rev,
+            flags,
+            expiry,
         )
+        frame = head + key + value if size < LARGE_BYTES else join_large(head, key, value)
         traits = self._traits(key, expiry, datatype) if expiry or datatype or key[0] else 0
         self._append(key, frame, seqno, rev << REV_SHIFT | EXISTS | seqno, old, traits)
         return new_cas, seqno

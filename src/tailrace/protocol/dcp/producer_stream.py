@@ -44,6 +44,9 @@ __all__ = ["ProducerStream"]
 SKIPPED_BEFORE_ADVANCE = 10_000
 """Changes of a backfill that the filter drops in a row before the reader is told how far it is."""
 
+LOOK_BYTES = 16 << 10
+"""So many bytes of a backfill take as long as to look at a stream that has next to nothing."""
+
 _TAKE_OVER = int(AddStreamFlag.TAKE_OVER)  # plain, as in `controls`
 _DISK_ONLY = int(AddStreamFlag.DISK_ONLY)
 _DEAD = StreamState.DEAD
@@ -222,7 +225,8 @@ class ProducerStream:
     def send_into(self, out: list[bytes | memoryview], budget: int) -> int:
         """Put messages into ``out`` until about ``budget`` bytes of work are done, the window is full, or
         there is nothing for now (then it is no longer ready). A batch is not split for the budget, only
-        for the window. The work that was done: bytes sent, or read and found to be not for this stream.
+        for the window. The work that was done: bytes sent, or read and found to be not for this stream, and
+        not less than what it takes to look at a stream at all.
         """
         window, queue = self._options.window, self._queue
         work = 0
@@ -240,7 +244,7 @@ class ProducerStream:
                 work += read
         if self.is_finished:
             self.is_ready = False
-        return max(work, 1)
+        return max(work, LOOK_BYTES)
 
     def _load(self) -> int | None:
         """Find what to send next: how many bytes were read for it, or None if there is nothing for now."""

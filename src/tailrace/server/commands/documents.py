@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import cast
 
 from ...errors import MalformedMessage
+from ...large_bytes import LARGE_BYTES
 from ...store.base import VBucket
 from ...store.format import StoredDocument, counted
 from ...wire import kv
@@ -17,7 +18,6 @@ from ...wire.codes import Datatype, Op, Status
 from ...wire.fields import join_xattrs
 from ...wire.message import Message
 from ..call import Call, Refused, Reply, command, encode_response
-from ..turn import LARGE_BYTES
 from ..values import checked_value, split_document
 
 __all__ = ["document_answer", "incoming", "kept_xattrs"]
