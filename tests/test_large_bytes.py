@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tailrace import large_bytes
-from tailrace.large_bytes import LARGE_BYTES, join_large
+from tailrace.large_bytes import LARGE_BYTES, LargeBytes, join_large
 
 
 @pytest.mark.parametrize("size", [0, 1, LARGE_BYTES - 4, LARGE_BYTES - 3, LARGE_BYTES, 5 * LARGE_BYTES + 17])
@@ -20,3 +20,38 @@ def test_parts_in_their_order(size: int, advised: bool, monkeypatch: pytest.Monk
         made = join_large(b"a", b"", given, memoryview(b"bc"))
         assert made == b"a" + value + b"bc"
         assert hash(made) == hash(b"a" + value + b"bc")
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 1_000, 200_000, 2_000_000])
+@pytest.mark.parametrize("native", [True, False])
+def test_pieces_as_they_come(piece_bytes: int, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native:
+        monkeypatch.setattr(large_bytes, "_new_bytes", None)
+    whole = random.Random(piece_bytes).randbytes(20_000 if piece_bytes == 1 else LARGE_BYTES + 12_345)
+    made = LargeBytes(len(whole))
+    for at in range(0, len(whole), piece_bytes):
+        if at % 7 == 0 and piece_bytes > 1:
+            assert made.value() == whole[:at]
+        piece = whole[at : at + piece_bytes]
+        made.add(memoryview(piece) if at % 2 else piece)
+    assert made.value() == whole
+    assert made.value() is made.value()
+
+
+def test_who_says_that_much_will_come_reserves_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    new = large_bytes._new_bytes
+    if new is None:
+        pytest.skip("there is no way to make a string in pieces here")
+
+    def noted(content: None, size: int) -> bytes:
+        sizes.append(size)
+        made: bytes = new(content, size)
+        return made
+
+    monkeypatch.setattr(large_bytes, "_new_bytes", noted)
+    made = LargeBytes(20 << 20)
+    made.add(bytes(2 << 20))
+    assert not sizes
+    made.add(bytes(1 << 20))
+    assert sizes == [20 << 20]

@@ -18,6 +18,7 @@ import pytest
 
 from server.serverkit import Bench, frames_of
 from tailrace.clock import ManualClock
+from tailrace.protocol.dcp.producer_stream import LOOK_BYTES
 from tailrace.protocol.handshake import Credentials
 from tailrace.server import fastpath
 from tailrace.server.aio import Server, ServerConnection
@@ -321,6 +322,23 @@ def test_a_large_value_is_copied_once_for_a_stream(allocated: Callable[..., Any]
     session.receive_data(DCP_OPEN.encode(), bench.now)
     session.receive_data(dcp.DcpStreamRequest().encode(), bench.now)
     assert allocated(session.data_to_send) < 1.5 * len(LARGE)
+
+
+def test_many_streams_with_next_to_nothing_are_served_some_at_a_time() -> None:
+    """Each takes its time to be looked at, however little it has."""
+    bench = Bench(vbuckets=512)
+    session = bench.session()
+    for vbucket in bench.engine.buckets["default"]:
+        vbucket.set(b"\0k", b"v")
+    session.receive_data(DCP_OPEN.encode(), bench.now)
+    for number in range(512):
+        session.receive_data(dcp.DcpStreamRequest(vbucket=number).encode(), bench.now)
+    served = []
+    while parts := session.data_to_send(1 << 20):
+        frames = frames_of(b"".join(map(bytes, parts)))
+        served.append(sum(frame.opcode == dcp.DcpMutation.OPCODE for frame in frames))
+    assert sum(served) == 512
+    assert max(served) <= (1 << 20) // LOOK_BYTES
 
 
 def test_a_system_call_sends_a_part_of_what_is_large() -> None:

@@ -9,10 +9,9 @@ A large value is put together while it comes, a piece at a time, and never copie
 
 from __future__ import annotations
 
-import io
 from collections import deque
 
-from ..large_bytes import LARGE_BYTES
+from ..large_bytes import LARGE_BYTES, LargeBytes
 from ..wire.header import HEADER_SIZE, Frame, front_size
 
 __all__ = ["Inbox"]
@@ -77,28 +76,28 @@ class _LargeRequest:
         self.behind: list[bytes] = []
         """What came after it."""
         self._front = front
-        self._value = io.BytesIO()
+        self._value = LargeBytes(value_bytes)
         self._missing = value_bytes
 
     def add(self, data: bytes) -> None:
         """More has come."""
         if self._missing >= len(data):
-            self._missing -= self._value.write(data)
+            self._value.add(data)
+            self._missing -= len(data)
             return
         if self._missing:
-            self._value.write(memoryview(data)[: self._missing])
+            self._value.add(memoryview(data)[: self._missing])
             data, self._missing = data[self._missing :], 0
         if data:
             self.behind.append(data)
 
     def frame(self) -> Frame:
         """All of it is there."""
-        # getvalue does not copy: it hands out what was written, which nobody changes any more.
-        return LargeFrame(Frame.parse(self._front), self._value.getvalue())
+        return LargeFrame(Frame.parse(self._front), self._value.value())
 
     def bytes(self) -> list[bytes]:
         """As it came."""
-        return [self._front, self._value.getvalue(), *self.behind]
+        return [self._front, self._value.value(), *self.behind]
 
 
 class Inbox:
