@@ -20,6 +20,8 @@ from .spark_options import parse_storage_options, storage_option
 _ENGINE_ROWS = 8192
 """In a batch of the engine, unless rows are long: each of its threads holds several batches."""
 _WIDEST = 1 << 20
+_FILE_OF_TABLE = re.compile(r"\.parquet|/_dv/|/_delta_log/|_last_checkpoint")
+"""In the engine's words for what is wrong: the table is, and not the query."""
 
 
 @make_command(
@@ -55,9 +57,10 @@ def command(table: str, sql: str, as_json: bool, storage_options: tuple[str, ...
         raise
     except Exception as error:  # the engine has its own classes for errors in a query
         reason = str(error).splitlines()[0]
-        if ".parquet" in reason:
+        if _FILE_OF_TABLE.search(reason):
             raise TableDamaged(
-                f"a file of the table can't be read: {reason}; restore it, or make a new table beside it"
+                f"a file of the table can't be read: {reason}; restore it, or make a new table beside it "
+                "(a _last_checkpoint of what is gone may be deleted)"
             ) from error
         raise UsageError(f"the query can't be answered: {reason}") from error
     note(counted(rows, "row"))
