@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tailrace import large_bytes
-from tailrace.large_bytes import LARGE_BYTES, LargeBytes, join_large
+from tailrace.large_bytes import LARGE_BYTES, LargeBytes, gather_large, join_large
 
 
 @pytest.mark.parametrize("size", [0, 1, LARGE_BYTES - 4, LARGE_BYTES - 3, LARGE_BYTES, 5 * LARGE_BYTES + 17])
@@ -55,3 +55,11 @@ def test_who_says_that_much_will_come_reserves_little(monkeypatch: pytest.Monkey
     assert not sizes
     made.add(bytes(1 << 20))
     assert sizes == [20 << 20]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_parts_are_gathered_in_their_order(seed: int) -> None:
+    rng = random.Random(seed)
+    sizes = [rng.choice((0, 1, 100, 50_000, 300_000, LARGE_BYTES - 1, LARGE_BYTES)) for _ in range(seed)]
+    parts = [rng.randbytes(size) for size in sizes]
+    assert gather_large(iter(parts), sum(sizes)).tobytes() == b"".join(parts)

@@ -11,28 +11,30 @@ import ctypes
 import io
 import mmap
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
+import numpy.typing as npt
 
-__all__ = ["LARGE_BYTES", "LargeBytes", "join_large"]
+__all__ = ["LARGE_BYTES", "LargeBytes", "gather_large", "join_large"]
 
 LARGE_BYTES = 1 << 20
 """From here on a copy of a value is worth avoiding, or some care."""
 
+_AT_ONCE = 256 << 10
 _RESERVED = 8
 """Room is made for so many times of what has come at most, whatever somebody says will come."""
-_HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
+_HUGE_PAGES: int = getattr(mmap, "MADV_HUGEPAGE", 0)
 _CONTENT_AT = bytes.__basicsize__ - 1
 """Where the content of a byte string begins in it."""
 
 
 def _advice() -> Callable[[int, int, int], int] | None:
-    if _HUGE_PAGES is None or sys.implementation.name != "cpython":
+    if not _HUGE_PAGES or sys.implementation.name != "cpython":
         return None
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return advise  # type: ignore[no-any-return]
+    return advise
 
 
 _advise = _advice()
@@ -61,6 +63,32 @@ def join_large(*parts: bytes | memoryview) -> bytes:
     )  # if not, it only takes longer
     for part in parts:
         at = _copy(part, at)
+    return made
+
+
+def gather_large(parts: Iterable[bytes], size: int) -> npt.NDArray[np.uint8]:
+    """Parts of ``size`` bytes in all, one behind the other. They are copied some at a time, and large ones
+    beside other threads, which would stand still while all of them are joined.
+    """
+    made = np.empty(size, np.uint8)
+    at, waiting, waiting_bytes = 0, list[bytes](), 0
+
+    def put(part: bytes) -> None:
+        nonlocal at
+        made[at : at + len(part)] = np.frombuffer(part, np.uint8)
+        at += len(part)
+
+    for part in parts:
+        if len(part) < LARGE_BYTES:
+            waiting.append(part)
+            waiting_bytes += len(part)
+        if waiting and (waiting_bytes >= _AT_ONCE or len(part) >= LARGE_BYTES):
+            put(b"".join(waiting))
+            waiting, waiting_bytes = [], 0
+        if len(part) >= LARGE_BYTES:
+            put(part)
+    if waiting:
+        put(b"".join(waiting))
     return made
 
 

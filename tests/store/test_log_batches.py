@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.large_bytes import LARGE_BYTES
 from tailrace.store import log
 from tailrace.store.log import Batch, LoggedColumns
 from tailrace.wire.dcp import DcpMutation
@@ -38,3 +39,15 @@ def test_pieces_are_bounded_and_make_the_same_batch(sizes: list[int], piece_byte
         assert at_once.logged is not None
         for name in LoggedColumns._fields:
             assert getattr(batch.logged, name).tolist() == getattr(at_once.logged, name).tolist()
+
+
+def test_a_large_frame_is_written_as_it_is() -> None:
+    """Joined with its neighbours it would be copied, twice, and all other threads stand still meanwhile."""
+    small = DcpMutation(by_seqno=1, rev_seqno=1, key=b"\0k", value=b"v").encode()
+    large = DcpMutation(by_seqno=2, rev_seqno=1, key=b"\0k", value=bytes(LARGE_BYTES)).encode()
+    frames = [small, large, large, small, small]
+    batch = Batch(frames=frames, notes=[0] * 5)
+    pieces = [part for parts in batch.encode(3, 99) for part in parts]
+    assert sum(piece is large for piece in pieces) == 2
+    _, whole, _ = encoded(frames, 1 << 30)
+    assert encoded(frames, 1)[1] == whole

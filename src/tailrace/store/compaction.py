@@ -22,6 +22,7 @@ import numpy as np
 
 from ..errors import MergeCancelled, MergeProcessLost
 from ..files import DiskFile, DiskFiles, File
+from ..large_bytes import gather_large
 from .base import Compaction
 from .checkpoint import Tail
 from .deduplication import Deduplicated
@@ -152,7 +153,9 @@ def _sealed(tails: list[tuple[int, Tail]], columns: LoggedColumns) -> Pieces:
     """Changes in memory as a segment has them."""
     _, seqnos, lengths, crcs, notes = columns
     whole = Frames(
-        np.frombuffer(b"".join(chain.from_iterable(tail.frames() for _, tail in tails)), np.uint8),
+        gather_large(
+            chain.from_iterable(tail.frames() for _, tail in tails), int(lengths.sum(dtype=np.int64))
+        ),
         seqnos,
         lengths,
         crcs,

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ..files import Buffer, File, Files
 from ..frames import seqnos_at
+from ..large_bytes import LARGE_BYTES
 from .format import BATCH, BATCH_MAGIC, FORMAT_VERSION, LOG, LOG_MAGIC, check_version, vbuckets_at
 from .losses import lost
 
@@ -115,8 +116,10 @@ def _edges(lengths: npt.NDArray[np.uint32]) -> list[int]:
     ends = np.cumsum(lengths, dtype=np.int64)
     if not len(ends):
         return [0]
-    cuts = np.searchsorted(ends, np.arange(PIECE_BYTES, int(ends[-1]), PIECE_BYTES), "right")
-    return sorted({0, *cuts.tolist(), len(ends)})
+    cuts = np.searchsorted(ends, np.arange(PIECE_BYTES, int(ends[-1]), PIECE_BYTES), "right").tolist()
+    # A large frame is a piece of its own, which is not copied: that would hold up all other threads.
+    large = np.flatnonzero(lengths >= LARGE_BYTES)
+    return sorted({0, *cuts, *large.tolist(), *(large + 1).tolist(), len(ends)})
 
 
 def _places(joined: bytes, lengths: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..frames import CHUNK_BYTES, OPCODE_AT, Chunk, Offsets, seqnos_at
+from ..large_bytes import LARGE_BYTES
 from ..wire.codes import DcpOpcode
 from ..wire.header import HEADER_SIZE
 from .deduplication import NOTHING_DEDUPLICATED, Deduplicated
@@ -92,7 +93,10 @@ class MemorySnapshot:
             lengths, ends = lengths[:fitting], ends[:fitting]
         stop = at + len(ends)
         frames = self._frames if stop - at == count else self._frames[at:stop]
-        data = np.frombuffer(bytearray().join(frames), np.uint8)
+        if len(frames) == 1 and len(frames[0]) >= LARGE_BYTES:
+            data = np.frombuffer(frames[0], np.uint8).copy()  # into huge pages, where there are any
+        else:
+            data = np.frombuffer(bytearray().join(frames), np.uint8)
         offsets = ends - lengths
         traits = np.frombuffer(self._traits, np.uint8, stop - at, at)
         self._at = stop
