@@ -366,6 +366,7 @@ def test_a_question_waits_for_the_application_too(
     answered = threading.Event()
 
     def stream(connection: Connection, request: DcpStreamRequest) -> None:
+        requests.append(request)
         connection.send(accepted(request), marker(request, 1, 2), mutation(request, 1))
 
     def answer(server: FakeServer, frame: Frame) -> None:
@@ -379,7 +380,7 @@ def test_a_question_waits_for_the_application_too(
 
     asked, released = threading.Event(), threading.Event()
     requests: list[DcpStreamRequest] = []
-    with FakeServer(lambda *given: (requests.append(given[1]), stream(*given))) as server:
+    with FakeServer(stream) as server:
         source = connect(server.url, retry_for_s=30)
         changes = source.changes()
         first = next(change for change in changes if isinstance(change, Mutation))
