@@ -18,9 +18,11 @@ seconds:
 
     all       flood, write, streams, backfill, seal and merge at once
 
-Target: p99 of at most 50 ms beside each. The other lines of each load are what counts on a busy machine, see
-`turns.py`: how much the node computes from one look at all connections to the next (the longest, and the p99
-of what a check that comes at any moment meets), and the longest turns of one connection.
+Target: p99 of at most 50 ms beside each. The other lines of each load are what counts on a busy machine:
+how long the same check takes meanwhile with a server of asyncio that does nothing else, in a process of its
+own (what the machine itself takes, where more wants to compute than it has processors); and see `turns.py`,
+how much the node computes from one look at all connections to the next (the longest, and the p99 of what a
+check that comes at any moment meets), and the longest turns of one connection.
 
 On a quiet machine:  python bench/fairness.py --seconds 20
 """
@@ -28,6 +30,7 @@ On a quiet machine:  python bench/fairness.py --seconds 20
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import multiprocessing
@@ -143,6 +146,43 @@ def probe(port: int, stop: Event, result: multiprocessing.connection.Connection)
             taken_ms.append((time.perf_counter() - began) * 1e3)
             time.sleep(PROBE_S)
     result.send(taken_ms)
+
+
+def probe_machine(stop: Event, result: multiprocessing.connection.Connection) -> None:
+    """The same with a server that only answers: milliseconds that the machine took."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    server = context.Process(target=answer_only, args=(there,), daemon=True)
+    server.start()
+    noop, taken_ms = Noop().encode(), []
+    with socket.create_connection(("127.0.0.1", here.recv())) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        result.send(None)
+        while not stop.is_set():
+            began = time.perf_counter()
+            connection.sendall(noop)
+            connection.recv(READ_BYTES)
+            taken_ms.append((time.perf_counter() - began) * 1e3)
+            time.sleep(PROBE_S)
+    server.terminate()
+    server.join()
+    result.send(taken_ms)
+
+
+def answer_only(ready: multiprocessing.connection.Connection) -> None:
+    """Answers whatever comes with as many bytes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(READ_BYTES):
+            writer.write(data)
+        writer.close()
+
+    async def run() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        ready.send(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    asyncio.run(run())
 
 
 def idle(port: int, until: Callable[[], bool]) -> None:
@@ -272,9 +312,15 @@ def measure(name: str, port: int, seconds: float, turns: Path) -> bool:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     stop_load, stop_probe = context.Event(), context.Event()
-    prober = context.Process(target=probe, args=(port, stop_probe, there))
-    prober.start()
+    machine, its_end = context.Pipe()
+    probers = [
+        context.Process(target=probe, args=(port, stop_probe, there)),
+        context.Process(target=probe_machine, args=(stop_probe, its_end)),
+    ]
+    for prober in probers:
+        prober.start()
     here.recv()
+    machine.recv()
     load = context.Process(target=run_load, args=(name, port, stop_load))
     load.start()
     began = time.monotonic()
@@ -282,14 +328,19 @@ def measure(name: str, port: int, seconds: float, turns: Path) -> bool:
     stop_load.set()
     load.join()
     stop_probe.set()
-    taken_ms: list[float] = here.recv()
-    prober.join()
-    taken_ms.sort()
+    taken_ms, machine_ms = sorted(here.recv()), sorted(machine.recv())
+    for prober in probers:
+        prober.join()
     p50, p99 = statistics.median(taken_ms), taken_ms[int(len(taken_ms) * 0.99)]
     ok = p99 <= TARGET_MS
     print(
         f"{name:<9} {len(taken_ms):>6,} checks  p50 {p50:7.2f} ms  p99 {p99:7.2f} ms  "
         f"max {taken_ms[-1]:7.1f} ms  target {TARGET_MS:.0f} ms: {'ok' if ok else 'MISSED'}",
+        flush=True,
+    )
+    print(
+        f"          a server that does nothing else: p50 {statistics.median(machine_ms):7.2f} ms  "
+        f"p99 {machine_ms[int(len(machine_ms) * 0.99)]:7.2f} ms  max {machine_ms[-1]:7.1f} ms",
         flush=True,
     )
     seen = [line for line in map(json.loads, turns.read_text().splitlines()) if line["at"] >= began]

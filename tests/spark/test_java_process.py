@@ -12,6 +12,8 @@ import pytest
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 
+from tailrace.cli.common import ProgramRun
+from tailrace.cli.main import _report
 from tailrace.cli.spark_options import explained_query_error
 from tailrace.errors import SparkLost
 from tailrace.spark.java_process import lost_java
@@ -44,6 +46,15 @@ def test_a_killed_java_is_named(killed_java: None) -> None:
     assert "\n" not in str(lost)
     assert not _is_passing(error), "no round has more luck without Java"
     assert str(explained_query_error(error)) == str(lost)
+
+
+def test_a_command_names_it_wherever_it_is_noticed(
+    killed_java: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _report(refused_by_java(), ProgramRun()) == 1, "no peer is away"
+    said = capsys.readouterr().err
+    assert "Spark's Java process was killed (SIGKILL)" in said
+    assert said.count("\n") == 1
 
 
 def test_what_java_said_last_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:

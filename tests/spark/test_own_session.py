@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tailrace.errors import LoginError, UsageError
+from tailrace.errors import LoginError, StorageError, UsageError
 from tailrace.spark import spark_session
-from tailrace.spark.rounds.jobs import own_error, python_trouble
+from tailrace.spark.rounds.jobs import _Task, own_error, python_trouble, what_failed
 from tailrace.spark.source.data_source import TailraceDataSource, register
 from tailrace.spark.worker_python import python_of_workers
 
@@ -98,3 +99,37 @@ def test_our_own_error_is_told_from_what_is_around_it(spark_says: str) -> None:
     own = own_error(RuntimeError(spark_says))
     assert isinstance(own, LoginError) and str(own) == "no: such user"
     assert own_error(RuntimeError("File tailrace.py: line 3")) is None
+
+
+SPARK_WRAPS = {
+    """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "/spark/worker.py", line 1, in main
+  File "/x/task.py", line 7, in write
+    raise ValueError("a: b")
+ValueError: a: b
+""": "ValueError: a: b",
+    """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 failed 1 times
+\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:1)
+Caused by: java.io.IOException: No space left on device
+""": "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 failed 1 times",
+    "An error occurred while calling o42.start": "An error occurred while calling o42.start",
+    "the disk is away\nand so on": "the disk is away",
+    "": "RuntimeError",
+}
+
+
+@pytest.mark.parametrize("spark_says", SPARK_WRAPS)
+def test_what_failed_is_not_that_something_failed(spark_says: str) -> None:
+    assert what_failed(RuntimeError(spark_says)) == SPARK_WRAPS[spark_says]
+
+
+def full(_: object) -> None:
+    raise OSError(28, "No space left on device", "/table/part-1.parquet")
+
+
+def test_a_full_disk_of_an_executor_is_named() -> None:
+    task = _Task(full, (pickle.dumps(None),))
+    with pytest.raises(StorageError, match=r"No space left on device \(/table/part-1.parquet\)"):
+        list(task.answers([0]))

@@ -230,12 +230,21 @@ def _report(error: Exception, session: ProgramRun) -> int:
     """Print an error as one line; returns the exit code."""
     if session.debug:
         traceback.print_exception(error)
-    code, what = _explain(error)
+    code, what = _explain(_of_java(error) or error)
     # one line, even if a peer or a file name put line feeds into the text
     what = "".join(c if c.isprintable() else " " for c in what)
     with contextlib.suppress(OSError):
         click.echo(f"{PROGRAM}: error: {' '.join(what.split())}", err=True)
     return code
+
+
+def _of_java(error: Exception) -> TailraceError | None:
+    """What to say if Spark's Java is gone, wherever that was noticed: it is no peer that refuses us."""
+    if "py4j" not in sys.modules:
+        return None
+    from ..spark.java_process import lost_java
+
+    return lost_java(error)
 
 
 def _explain(error: Exception) -> tuple[int, str]:

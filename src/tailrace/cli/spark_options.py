@@ -239,11 +239,9 @@ def collection_paths(table: str, collections: tuple[str, ...]) -> str | dict[str
 def explained_query_error(error: BaseException) -> TailraceError:
     """Why a query stopped, as one line: the innermost of our own errors that Spark wrapped up."""
     from ..spark.java_process import lost_java
-    from ..spark.rounds.jobs import own_error
+    from ..spark.rounds.jobs import own_error, what_failed
 
     own = own_error(error) or lost_java(error)
     if own is not None:
         return own
-    text = str(error)
-    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    return TailraceError(f"the query stopped: {first.strip()[:500]}, see --debug for all of it")
+    return TailraceError(f"the query stopped: {what_failed(error)}, see --debug for all of it")

@@ -9,6 +9,7 @@ hands over when a task ends; a remote session's answers come in the order of the
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import pyarrow as pa
 
 from ... import errors
-from ...errors import ConnectError, TailraceError, UsageError
+from ...errors import ConnectError, StorageError, TailraceError, UsageError
 from ...table import contract
 from ..archived_modules import forget_packages_in_archives
 from ..java_process import lost_java
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.accumulators import AccumulatorParam
     from pyspark.sql import SparkSession
 
-__all__ = ["Jobs", "OnDone", "SparkJobs", "own_error", "python_trouble"]
+__all__ = ["Jobs", "OnDone", "SparkJobs", "own_error", "python_trouble", "what_failed"]
 
 _DDL = "piece bigint, answer binary"
 _ANSWER = pa.schema([("piece", pa.int64()), ("answer", pa.binary())])
@@ -111,7 +112,7 @@ class _Task:
         """For an RDD."""
         forget_packages_in_archives()
         for number in numbers:
-            with plain_errors():
+            with plain_errors(), _errors_of_the_disk():
                 answer = pickle.dumps(self.work(pickle.loads(self.pieces[number])))
             if self.done is not None:
                 self.done.add({(self.run, number)})
@@ -123,6 +124,32 @@ class _Task:
             numbers = batch["id"].to_pylist()
             for number, answer in zip(numbers, self.answers(numbers), strict=True):
                 yield pa.record_batch([[number], [answer]], schema=_ANSWER)
+
+
+@contextmanager
+def _errors_of_the_disk() -> Iterator[None]:
+    """Of others' errors only the first line gets from an executor to people, and in that line Spark says that
+    there was one; so what a disk refuses becomes an error of ours.
+    """
+    try:
+        yield
+    except OSError as error:
+        file = f" ({os.fsdecode(error.filename)})" if error.filename else ""
+        raise StorageError(f"an executor can't read or write: {error.strerror or error}{file}") from error
+
+
+def what_failed(error: BaseException) -> str:
+    """An error as a line. Where Spark has wrapped up another one, that is what counts: the last line of a
+    traceback, or what Java says behind the name of its class.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    inner = [told[0] for line in lines if (told := _INNER.match(line))]
+    traced = any(line.startswith("Traceback") for line in lines)
+    if inner and _WRAPPING.match(lines[0]):
+        return (inner[-1] if traced else inner[0]).removeprefix(": ")[:_SHOWN]
+    return lines[0][:_SHOWN]
 
 
 class SparkJobs:
@@ -250,6 +277,10 @@ class SparkJobs:
             else:
                 self._spark.interruptTag(self._tag)
 
+
+_WRAPPING = re.compile("An (exception was thrown from|error occurred while calling)")
+_INNER = re.compile(r"(: )?([A-Za-z_][\w$]*\.)*[A-Z]\w*(Error|Exception|Interrupt|Failure): \S.*")
+_SHOWN = 300
 
 _NO_PYTHON = (
     "Cannot run program",

@@ -33,6 +33,7 @@ from .committing import RoundCommitter
 from .freshness import Freshness, Stands
 from .handle import MirrorHandle
 from .housekeeping import Housekeeping
+from .jobs import what_failed
 from .lookout import Lookout
 from .planning import RoundPlan
 from .round_runner import RoundRunner
@@ -135,7 +136,7 @@ class Mirror:
                     attempts += 1
                     if attempts >= _ATTEMPTS or not _is_passing(error):
                         raise
-                    self._trouble(f"a round failed and is repeated: {_first_line(error)}")
+                    self._trouble(f"a round failed and is repeated: {what_failed(error)}")
                     self._wait(min(5.0, 0.2 * 2**attempts))
                     continue
                 if is_done:
@@ -235,8 +236,3 @@ def _is_passing(error: Exception) -> bool:
     if isinstance(error, TailraceError):
         return isinstance(error, TableChanged | ConnectError | StorageError)
     return lost_java(error) is None
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return (text.splitlines()[0] if text else type(error).__name__)[:300]
