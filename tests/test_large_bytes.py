@@ -46,8 +46,7 @@ def test_who_says_that_much_will_come_reserves_little(monkeypatch: pytest.Monkey
 
     def noted(content: None, size: int) -> bytes:
         sizes.append(size)
-        made: bytes = new(content, size)
-        return made
+        return new(content, size)
 
     monkeypatch.setattr(large_bytes, "_new_bytes", noted)
     made = LargeBytes(20 << 20)

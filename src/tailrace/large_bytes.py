@@ -37,10 +37,15 @@ def _advice() -> Callable[[int, int, int], int] | None:
     return advise
 
 
+def _maker() -> Callable[[None, int], bytes]:
+    """What makes a string with room for so many bytes, of which nothing is written yet."""
+    make = ctypes.PyDLL(None).PyBytes_FromStringAndSize  # not `pythonapi`, whose types all modules share
+    make.argtypes, make.restype = (ctypes.c_void_p, ctypes.c_ssize_t), ctypes.py_object
+    return make
+
+
 _advise = _advice()
-_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize if _advise is not None else None
-if _new_bytes is not None:
-    _new_bytes.argtypes, _new_bytes.restype = (ctypes.c_void_p, ctypes.c_ssize_t), ctypes.py_object
+_new_bytes = _maker() if _advise is not None else None
 
 
 def _copy(part: bytes | memoryview, to: int) -> int:
@@ -55,7 +60,7 @@ def join_large(*parts: bytes | memoryview) -> bytes:
     size = sum(map(len, parts))
     if size < LARGE_BYTES or _advise is None or _new_bytes is None:
         return b"".join(parts)
-    made: bytes = _new_bytes(None, size)  # nobody else has it yet, so it may be written to
+    made = _new_bytes(None, size)  # nobody else has it yet, so it may be written to
     at = id(made) + _CONTENT_AT
     first, last = -(-at // mmap.PAGESIZE), (at + size) // mmap.PAGESIZE
     _advise(
