@@ -272,6 +272,33 @@ def test_failover_logs_are_not_asked_for_every_round(
     assert len(looks) == 3, "what was refused is settled"
 
 
+def test_a_round_that_is_cancelled_is_not_called_a_failure(
+    node: Any, table: MemoryTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    settings = MirrorSettings(trigger_s=0.0)
+    mirror = Mirror(
+        Assignment(
+            LocalJobs(),
+            given(node),
+            [table],
+            "default",
+            settings,
+            on_trouble=said.append,
+            in_background=False,
+        )
+    )
+    mirror.prepare()
+
+    def cancelled() -> bool:
+        mirror.handle.stopping.set()
+        raise RuntimeError("the job was cancelled")
+
+    monkeypatch.setattr(mirror, "turn", cancelled)
+    mirror.run()
+    assert not said
+
+
 def test_a_failover_that_the_table_furthest_behind_does_not_notice(
     node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,8 @@ class Mirror:
                     attempts += 1
                     if attempts >= _ATTEMPTS or not _is_passing(error):
                         raise
+                    if self.handle.stopping.is_set():
+                        break  # its jobs were cancelled, and nothing is repeated
                     self._trouble(f"a round failed and is repeated: {what_failed(error)}")
                     self._wait(min(5.0, 0.2 * 2**attempts))
                     continue
