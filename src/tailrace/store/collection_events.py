@@ -15,8 +15,6 @@ __all__ = ["UNKNOWN_TTL", "CollectionEvents", "KnownEvent"]
 UNKNOWN_TTL = -1
 """Stores made before max TTLs were remembered with the events."""
 
-_BEGINS_AND_CHANGES = (SystemEventId.COLLECTION_BEGIN, SystemEventId.COLLECTION_MODIFIED)
-
 
 class KnownEvent(NamedTuple):
     """What is remembered of an event."""

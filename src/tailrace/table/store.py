@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar, cast
+from typing import IO, Any, Protocol, cast
 
 import pyarrow as pa
 
@@ -28,8 +28,6 @@ from ..rng import unique_name
 from .contract import StorageError
 
 __all__ = ["StoredFile", "TableStore", "Writable"]
-
-_Result = TypeVar("_Result")
 
 _SHARED = 0o666  # before the umask: a table is the user's, not ours alone
 

@@ -69,7 +69,7 @@ def borrowed_source(given: Mapping[str, str]) -> Iterator[BlockingSource]:
 
 
 def close_idle_sources() -> None:
-    """Close what waits; for tests, and for the end of a process."""
+    """Close what waits: a test calls it, so that nothing of its node stays open."""
     with _using:
         spare = list(_idle)
         _idle.clear()
