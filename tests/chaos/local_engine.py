@@ -79,6 +79,19 @@ class Hours:
         return SYSTEM.monotonic() + self._added[-1][1] / 1e9
 
 
+@contextlib.contextmanager
+def files_age_with(clock: Hours) -> Iterator[None]:
+    """Files of tables are as old as this clock says."""
+    listed = TableStore.list
+
+    def list_with_our_time(store: TableStore, *where: str) -> Iterator[StoredFile]:
+        for file in listed(store, *where):
+            yield replace(file, modified_ms=clock.at_ms(file.modified_ms))
+
+    with mock.patch.object(TableStore, "list", list_with_our_time):
+        yield
+
+
 class Impatience(threading.Event):
     """What a mirror waits with: its clock goes on at once, and the node's threads get a moment."""
 
@@ -366,13 +379,7 @@ class Chaos:
                 handle.stopping = Impatience(self.clock)
 
             stack.enter_context(mock.patch.object(MirrorHandle, "__init__", begin_impatiently))
-            listed = TableStore.list
-
-            def list_with_our_time(store: TableStore, *where: str) -> Iterator[StoredFile]:
-                for file in listed(store, *where):
-                    yield replace(file, modified_ms=self.clock.at_ms(file.modified_ms))
-
-            stack.enter_context(mock.patch.object(TableStore, "list", list_with_our_time))
+            stack.enter_context(files_age_with(self.clock))
             made = DeltaMirrorTable.__init__
 
             def make(table: DeltaMirrorTable, *given: Any, **how: Any) -> None:
