@@ -123,6 +123,8 @@ def test_a_row_of_the_old_branch_shows_that_it_got_so_far(written: Written) -> N
 def test_tokens_in_all_forms(written: Written, token: Any) -> None:
     version = written.round(OLD, 5)
     assert wait_for(written.path, [token], 0) == version
+    assert wait_for(written.path, [token, "3:11:4", token], 0) == version
+    assert wait_for(written.path, token, 0) == version, "one alone, as a write returns it"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from .common import (
     SIZE,
     Integer,
     JsonLines,
+    counted,
     json_option,
     note,
     progress,
@@ -126,7 +127,8 @@ def command(
         JsonLines().write({"writes": taken, **about, "seconds": round(seconds, 3)})
     else:
         besides = f"; {needless} deletions of documents that did not exist" if needless else ""
-        note(f"{taken} writes in {seconds:.1f} s, {taken / max(seconds, 1e-9):,.0f} a second{besides}")
+        pace = f"{taken / max(seconds, 1e-9):,.0f} a second"
+        note(f"{counted(taken, 'write')} in {seconds:.1f} s, {pace}{besides}")
 
 
 def _lines(source: Path) -> Iterator[bytes]:

@@ -72,6 +72,12 @@ def _asked(token: object, name: str) -> int:
     return int(value() if callable(value) else value)
 
 
+def _each(tokens: object) -> Iterable[object]:
+    """Several tokens; one stands for itself."""
+    is_one = isinstance(tokens, tuple | list) and len(tokens) == 3 and all(isinstance(n, int) for n in tokens)
+    return [tokens] if is_one or isinstance(tokens, str) or not isinstance(tokens, Iterable) else tokens
+
+
 class TokenState(Enum):
     """What a table knows of a change."""
 
@@ -129,7 +135,7 @@ def _told_by_rows(table: Table, token: MutationToken, newer_branch: int) -> Toke
 
 def wait_for(
     path: str | os.PathLike[str],
-    tokens: Iterable[object],
+    tokens: Iterable[object] | object,
     timeout_s: float = 60.0,
     *,
     storage_options: Mapping[str, str] | None = None,
@@ -138,10 +144,11 @@ def wait_for(
 ) -> int:
     """Wait until a table holds changes; the version that does.
 
-    ``tokens`` are mutation tokens as an SDK returns them, ``(vbucket, vb_uuid, seqno)``, or ``7:1:12``.
+    ``tokens`` are mutation tokens as an SDK returns them, ``(vbucket, vb_uuid, seqno)``, or ``7:1:12``; or
+    one such token.
     `TokensNotHeld` if the bucket has taken one of them back, or if the time is over.
     """
-    wanted = [MutationToken.of(token) for token in tokens]
+    wanted = [MutationToken.of(token) for token in _each(tokens)]
     table = open_table(path, TableOptions(storage_options or {}))
     ends_at = clock.monotonic() + timeout_s
     while True:
