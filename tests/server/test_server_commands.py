@@ -14,9 +14,10 @@ from server.serverkit import Wire
 from tailrace import rng
 from tailrace.protocol.sasl import MECHANISMS, client_for
 from tailrace.server.call import COMMANDS
+from tailrace.snappy import inflate
 from tailrace.testing.running import RunningNode
 from tailrace.wire import admin, kv
-from tailrace.wire.codes import Feature, Magic, Op, Status, VBucketState
+from tailrace.wire.codes import Datatype, Feature, Magic, Op, Status, VBucketState
 from tailrace.wire.dialect import KV
 from tailrace.wire.fields import encode_leb128
 from tailrace.wire.header import HEADER
@@ -250,6 +251,28 @@ class TestClusterConfig:
                     assert coordinator.refused(message) == Status.EINVAL
                 message = admin.SetClusterConfig(key=b"nobody", value=text, epoch=5, revision=1)
                 assert coordinator.refused(message) == Status.KEY_ENOENT
+
+    def test_a_peer_that_takes_snappy_everywhere_gets_compressed_maps(self) -> None:
+        with tailrace.testing.node(vbuckets=2) as node, Wire(node.port) as wire, Wire(node.port) as plain:
+            wire.hello(
+                Feature.DUPLEX,
+                Feature.CLUSTERMAP_CHANGE_NOTIFICATION,
+                Feature.JSON,
+                Feature.SNAPPY_EVERYWHERE,
+            )
+            plain.hello(Feature.JSON, Feature.SNAPPY)
+            packed = Datatype.JSON | Datatype.SNAPPY
+            for peer in (wire, plain):
+                peer.ok(admin.SelectBucket(key=b"default"))
+            asked, refused = wire.ok(admin.GetClusterConfig()), wire.call(kv.Get(key=b"a", vbucket=9))
+            assert (asked.datatype, refused.datatype) == (packed, packed)
+            shown = plain.ok(admin.GetClusterConfig())
+            assert shown.datatype == Datatype.JSON
+            assert inflate(asked.value) == inflate(refused.value) == shown.value
+            node.set_vbucket_state(1, VBucketState.DEAD)
+            pushed = wire.frame()
+            assert (pushed.opcode, pushed.datatype) == (1, packed)
+            assert json.loads(inflate(pushed.value))["vBucketServerMap"]["vBucketMap"] == [[0], [-1]]
 
     def test_not_my_vbucket_leaves_out_a_known_map(self, shared_node: RunningNode) -> None:
         with Wire(shared_node.port) as wire:

@@ -25,6 +25,16 @@ def durable(timeout_ms: int | None = None) -> bytes:
     return encode_frame_infos([Durability(DurabilityLevel.PERSIST_TO_MAJORITY, timeout_ms).encode()])
 
 
+def test_a_request_has_one_durability() -> None:
+    bench = Bench()
+    session = bench.session()
+    ask(bench, session, hello(Feature.ALT_REQUEST_SUPPORT, Feature.SYNC_REPLICATION))
+    (answer,) = ask(bench, session, kv.Set(key=b"a", value=b"1", framing=durable() + durable(500)))
+    assert answer.status == Status.EINVAL
+    (answer,) = ask(bench, session, kv.Get(key=b"a"))
+    assert answer.status == Status.KEY_ENOENT
+
+
 def test_requests_of_a_read_are_answered_together_and_in_order() -> None:
     bench = Bench()
     session = bench.session()

@@ -170,6 +170,8 @@ class Call(Generic[M_co]):
                 response = self.command.message.RESPONSE
                 if response is None or not issubclass(response, MutationResponse):
                     raise MalformedMessage("a durability makes no sense for this command")
+                if self.durability is not None:
+                    raise MalformedMessage("a request has one durability")
                 self.durability = Durability.decode(info)
             elif info.id == RequestFrameId.PRESERVE_TTL:
                 if info.data:

@@ -22,7 +22,7 @@ from ..errors import UsageError
 from ..protocol.sasl import Users
 from ..units import shown_ranges
 from ..wire.admin import ClustermapChangeNotification
-from ..wire.codes import Datatype, Feature, VBucketState
+from ..wire.codes import Feature, VBucketState
 from ..wire.dialect import Role
 from .bucket import RunJob, ServedBucket, run_inline
 from .events import EventLog
@@ -242,12 +242,13 @@ class Node:
             brief = Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF in session.features
             if not brief and Feature.CLUSTERMAP_CHANGE_NOTIFICATION not in session.features:
                 continue
+            value, datatype = (b"", 0) if brief else current.shown_to(session.granted)
             message = ClustermapChangeNotification(
                 epoch=current.epoch,
                 revision=current.rev,
                 key=bucket.name.encode(),
-                value=b"" if brief else current.text,
-                datatype=0 if brief else Datatype.JSON & session.datatypes,
+                value=value,
+                datatype=datatype,
             )
             if not brief:
                 session.known_map = current.version

@@ -444,7 +444,7 @@ class Session:
             self.known_map = current.version
         elif Feature.DEDUPE_NOT_MY_VBUCKET_CLUSTERMAP in self.features:
             return b"", 0
-        return current.text, Datatype.JSON & self.datatypes
+        return current.shown_to(self.granted)
 
     def not_my_vbucket_refusal(self) -> Refused:
         """0x07 with the cluster map."""

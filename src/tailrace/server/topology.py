@@ -18,6 +18,9 @@ from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 from ..errors import UsageError
+from ..snappy import deflate
+from ..wire.codes import Datatype, Feature
+from .negotiate import GrantedFeatures
 
 __all__ = [
     "OWN_EPOCH",
@@ -134,6 +137,13 @@ class ServedMap:
     def is_known(self, known: tuple[int, int] | None) -> bool:
         """Whether somebody who has that version needs this one no more."""
         return known is not None and known >= self.version
+
+    def shown_to(self, granted: GrantedFeatures) -> tuple[bytes, int]:
+        """Value and datatype of a message with the map: docs/spec/servers.md#known-version."""
+        datatype = Datatype.JSON & granted.datatypes
+        if Feature.SNAPPY_EVERYWHERE in granted.codes:
+            return deflate(self.text), datatype | Datatype.SNAPPY
+        return self.text, datatype
 
     def without_bucket(self) -> ServedMap:
         """The nodes of a bucket's map, for connections without a bucket."""

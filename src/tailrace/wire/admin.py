@@ -435,7 +435,7 @@ class ClustermapChangeNotification(Message):
     LAYOUTS = (layout("I old_revision  of the config, old form"), _CONFIG_REVISION)
     KEY = Part.OPTIONAL
     VALUE = Part.OPTIONAL
-    DATATYPES = JSON
+    DATATYPES = JSON | int(Datatype.SNAPPY)
     DIRECTION = Direction.TO_RECEIVER
     RESPONSE = ServerRequestResponse
     REPLY = "ignored"

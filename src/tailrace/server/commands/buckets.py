@@ -10,7 +10,7 @@ import re
 
 from ...errors import MalformedMessage
 from ...wire import admin
-from ...wire.codes import Datatype, Feature, Status
+from ...wire.codes import Feature, Status
 from ..call import Call, Refused, Reply, command
 from ..topology import ServedMap
 
@@ -29,7 +29,8 @@ def get_cluster_config(call: Call[admin.GetClusterConfig]) -> Reply:
         session.known_map = max(current.version, known or current.version)
     if known is not None and known >= current.version:
         return call.success()
-    return call.success(value=current.text, datatype=Datatype.JSON & session.datatypes)
+    value, datatype = current.shown_to(session.granted)
+    return call.success(value=value, datatype=datatype)
 
 
 @command(admin.SetClusterConfig, needs_bucket=False)
