@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import itertools
 import json
+import random
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,15 @@ import pytest
 import tailrace
 from client.fake_server import FakeServer, accepted, marker, mutation
 from tailrace import Mutation, Rollback
+from tailrace.client.held_portion import HeldPortion
+from tailrace.client.nodes import KnownNode
+from tailrace.client.progress import Progress
+from tailrace.client.retry import Backoff
+from tailrace.connstr import Address
 from tailrace.errors import NotPersistedYet, UsageError
+from tailrace.history import FailoverLog
+from tailrace.model import Position
+from tailrace.protocol.dcp.received_stream import Stream
 from tailrace.wire.admin import ObserveSeqnoResponse
 from tailrace.wire.codes import DcpOpcode, Op, Status
 from tailrace.wire.header import Frame
@@ -78,7 +88,9 @@ def persisted_at(frame: Frame, seqno: int) -> bytes:
 
 def two_changes(connection: Any, request: Any) -> None:
     connection.send(accepted(request, [(NEW, 0)]), marker(request, 1, 2))
-    connection.send(mutation(request, 1, key=b"\0first"), mutation(request, 2, key=b"\0second"))
+    for seqno, key in ((1, b"\0first"), (2, b"\0second")):
+        if seqno > request.start_seqno:
+            connection.send(mutation(request, seqno, key=key))
 
 
 class Pair:
@@ -139,7 +151,7 @@ def test_a_replica_that_has_not_persisted_holds_changes_back(connect: Any, pair:
     pair.persisted = 1
     asked = pair.asked_of_replica()
     until(lambda: pair.asked_of_replica() >= asked + 3)
-    assert reader.keys == [], "a portion is delivered whole"
+    assert b"second" not in reader.keys
     pair.persisted = 2
     assert reader.all() == [b"first", b"second"]
 
@@ -229,3 +241,93 @@ def test_an_ephemeral_bucket_has_nothing_on_disk(connect: Any, pair: Pair) -> No
     pair.active.config = lambda: json.dumps(config).encode()  # type: ignore[method-assign]
     with pytest.raises(UsageError, match="ephemeral"):
         next(iter(connect(pair.active.url, persisted_only=True).changes()))
+
+
+# only what is concerned waits
+
+
+def two_changes_of_each(connection: Any, request: Any) -> None:
+    connection.send(accepted(request, [(NEW, 0)]), marker(request, 1, 2))
+    for seqno in (1, 2):
+        connection.send(mutation(request, seqno, key=b"\0%d-%d" % (request.vbucket, seqno)))
+
+
+def test_only_the_vbuckets_of_a_late_copy_wait(connect: Any) -> None:
+    with FakeServer(two_changes_of_each) as active, FakeServer(two_changes_of_each) as replica:
+        pair = Pair(active, replica)
+        for server in (active, replica):
+            server.owners = [[0, 1], [0, -1]]
+        source = connect(active.url, persisted_only=True)
+        keys: list[bytes] = []
+
+        def read(last: bytes) -> None:
+            for event in changes:
+                if isinstance(event, Mutation):
+                    keys.append(event.key)
+                    if event.key == last:
+                        return
+
+        changes = source.changes()
+        read(b"1-2")
+        assert keys == [b"1-1", b"1-2"], "of vbucket 0 the replica has nothing on disk"
+        assert f"1 vbuckets: the replica at 127.0.0.1:{replica.port}" in source.stats()["waits_for"]
+        pair.persisted = 2
+        read(b"0-2")
+        assert keys[2:] == [b"0-1", b"0-2"]
+        assert source.positions()[0].seqno == source.positions()[1].seqno == 2
+
+
+def test_what_is_on_all_disks_of_a_late_vbucket_is_delivered(connect: Any, pair: Pair) -> None:
+    pair.persisted = 1
+    changes = connect(pair.active.url, persisted_only=True).changes()
+    assert next(event.key for event in changes if isinstance(event, Mutation)) == b"first"
+    pair.persisted = 2
+    assert next(event.key for event in changes if isinstance(event, Mutation)) == b"second"
+    streams = [frame for frame in pair.active.requests if frame.opcode == DcpOpcode.STREAM_REQUEST]
+    starts = [int.from_bytes(frame.extras[8:16], "big") for frame in streams]
+    assert starts[0] == 0
+    assert starts[-1] == 1, "it goes on behind what was delivered"
+
+
+class Questions:
+    """A connection of which only the questions matter."""
+
+    granted = True
+
+    def __init__(self) -> None:
+        self.answers: list[Callable[[int | None], None]] = []
+
+    def ask(self, _: object, then: Callable[[int | None], None], now: float) -> None:
+        self.answers.append(then)
+
+
+def test_what_only_waits_for_the_application_is_not_said_to_be_held_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    link, now = Questions(), [0.0]
+    node = KnownNode(Address("127.0.0.1", 1), Backoff(random.Random(1)), link=link)  # type: ignore[arg-type]
+    nodes: Any = SimpleNamespace(
+        map=SimpleNamespace(version=(1, 1)),
+        node_of=lambda _: node,
+        copies_of=lambda _: [node],
+        on_change=lambda: None,
+    )
+    progress = Progress(Stream(0), Backoff(random.Random(1)))
+    progress.stream.log = FailoverLog.of([(NEW, 0)])
+    portion: Any = SimpleNamespace(ends={0: Position.at(NEW, 5)}, link=link)
+
+    def held() -> HeldPortion:
+        held = HeldPortion(nodes, {0: progress}, lambda: now[0])
+        held.hold(portion)
+        assert held.take() is None
+        return held
+
+    late, answered = held(), held()
+    link.answers[1](5)
+    now[0] += 6
+    answered.turn()
+    assert not caplog.records, "every disk has it: it waits for nobody but the application"
+    late.turn()
+    assert "held_back" in caplog.text
+    assert "1 vbuckets: 127.0.0.1:1" in caplog.text
+    assert answered.take() is portion

@@ -2,7 +2,8 @@
 
 The copies are the active and all replicas that the cluster map names: whichever of them takes over, it has
 the changes, and no failover can take them back any more. A copy that the map leaves out does not count. While
-a portion waits, nothing else is delivered.
+a portion waits, nothing else is delivered; that is for a moment, after which the vbuckets that it waits for
+are set aside, and the others go on.
 
 Rules: docs/spec/servers.md#persistence.
 """
@@ -12,16 +13,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 
-from ..connstr import Address
 from ..errors import NotPersistedYet
 from ..logs import log_event
+from ..model import Position
 from ..protocol.dcp.reader import DcpReader
 from ..protocol.states import ReadingState
-from .copies import counted, in_words
-from .nodes import KnownNode, Nodes
+from .copies import counted
+from .disk_watch import DiskWatch
+from .nodes import Nodes
 from .portion import Portion
 from .progress import Progress
-from .questions import persisted_seqno
+from .set_aside import SetAside
 
 __all__ = ["HeldPortion"]
 
@@ -45,21 +47,21 @@ class HeldPortion:
         patience_s: float | None = None,
         timeout_s: float | None = None,
     ) -> None:
+        """``patience_s``: how long a replica is waited for that can't be reached; None: until it or another
+        map is there.
+        """
         self._nodes = nodes
         self._progress = progress
         self._portion: Portion | None = None
         self._observe_at: float | None = None
         self._now = now
-        self._patience_s = patience_s
-        """How long a replica is waited for that can't be reached; None: until it or another map is there."""
         self._timeout_s = timeout_s
-        """How long the portion waits before that is an error; None: for ever."""
+        """How long changes wait before that is an error; None: for ever."""
         self._since = 0.0
-        self._say_at = 0.0
-        self._has_said = False
-        self._persisted: dict[tuple[int, int, Address], int] = {}
-        """By vbucket, branch and node."""
-        self._map_version: tuple[int, int] | None = None
+        self._said_at: float | None = None
+        self._said_since = 0.0
+        self._disks = DiskWatch(nodes, progress, now, patience_s=patience_s, on_left=self._left)
+        self.aside = SetAside(self._disks, nodes, progress, now)
 
     @property
     def vbuckets(self) -> Collection[int]:
@@ -68,7 +70,7 @@ class HeldPortion:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is held."""
+        """No portion is held; vbuckets may be set aside."""
         return self._portion is None
 
     def is_of(self, links: Collection[DcpReader]) -> bool:
@@ -78,25 +80,34 @@ class HeldPortion:
     def hold(self, portion: Portion) -> None:
         """Keep a portion back."""
         self._portion = portion
-        self._since = self._now()
-        self._say_at = self._since + _SAY_AFTER_S
+        self._since = self._observe_at = self._now()
 
     def take(self) -> Portion | None:
-        """The held portion, if all of it is on disk; otherwise the server is asked."""
+        """The held portion, if all that is left of it is on disk; otherwise the server is asked."""
         portion = self._portion
         assert portion is not None
-        if not any(self._late_copies(vbucket) for vbucket in portion.ends):
+        is_late = False
+        for vbucket, end in list(portion.ends.items()):
+            if not self._disks.is_late(vbucket, end.seqno):
+                continue
+            if self.aside.is_due(vbucket, end.seqno, self._since):
+                self._set_aside(portion, vbucket, end)
+            else:
+                is_late = True
+        if not is_late:
             self._portion = self._observe_at = None
-            if self._has_said:
-                self._has_said = False
-                log_event(
-                    _log, logging.WARNING, "on_disk_everywhere", waited_s=round(self._now() - self._since)
-                )
             return portion
-        if self._observe_at is None:
-            self._observe_at = self._now()
-            self.turn()
+        self._ask()
         return None
+
+    def _set_aside(self, portion: Portion, vbucket: int, end: Position) -> None:
+        """Have the portion without what is not on all disks of a vbucket."""
+        progress = self._progress[vbucket]
+        self._undo(progress, portion, keep_to=self._disks.seqno_everywhere(vbucket))
+        if progress.state is not ReadingState.PAUSED:  # otherwise the application says when it goes on
+            self.aside.add(vbucket, end.seqno, self._since)
+            progress.make_ready()
+            progress.troubled_since = progress.unproven_since = None
 
     def drop(self) -> Portion:
         """The connection of the held portion is gone: nobody can say any more what becomes of it."""
@@ -111,96 +122,79 @@ class HeldPortion:
     def give_up(self) -> Portion | None:
         """The reading is over: nobody will get what is held."""
         portion, self._portion, self._observe_at = self._portion, None, None
+        self.aside.clear()
         return portion
 
     def next_timer(self) -> float | None:
-        """When the server is asked again."""
-        return self._observe_at
+        """When the servers are asked again."""
+        times = [self._observe_at, self.aside.next_timer()]
+        return min((time for time in times if time is not None), default=None)
 
     def waits_for(self) -> str:
         """What is missing, in words."""
-        reasons: dict[int, str] = {}
-        for vbucket in self.vbuckets:
-            active = self._nodes.node_of(vbucket)
-            late = [
-                in_words(node, self._now(), is_active=node is active) for node in self._late_copies(vbucket)
-            ]
-            if active is None:
-                late.append("no node has it")
-            if late:
-                reasons[vbucket] = ", ".join(late)
-        return f"waits until the changes are on disk everywhere; {counted(reasons)}"
+        reasons = counted(self._reasons())
+        return f"waits until the changes are on disk everywhere{reasons and f'; {reasons}'}"
+
+    def _reasons(self) -> dict[int, str]:
+        """By vbucket: for whom it waits."""
+        portion = self._portion
+        ends = {} if portion is None else portion.ends
+        held = {vbucket: self._disks.why_late(vbucket, end.seqno) for vbucket, end in ends.items()}
+        return {**self.aside.reasons(), **{vbucket: why for vbucket, why in held.items() if why}}
+
+    @property
+    def _waits_since(self) -> float | None:
+        """Since when something waits; None if nothing does."""
+        times = [self.aside.since, None if self._portion is None else self._since]
+        return min((since for since in times if since is not None), default=None)
 
     def check(self) -> None:
-        """Raise `NotPersistedYet` if the portion has waited for too long."""
-        if self._portion is None or self._timeout_s is None:
+        """Raise `NotPersistedYet` if changes have waited for too long."""
+        since = self._waits_since
+        if since is None or self._timeout_s is None or self._now() - since < self._timeout_s:
             return
-        if self._now() - self._since >= self._timeout_s:
+        if self._reasons():  # otherwise it only waits for the application
             raise NotPersistedYet(self.waits_for())
 
     def turn(self) -> None:
-        """Ask how far the vbuckets of the held portion are persisted, a few times a second."""
+        """Ask how far vbuckets are persisted that wait for it, a few times a second."""
+        self.aside.turn()
+        self._ask()
+        self._say()
+
+    def _ask(self) -> None:
         if self._portion is None or self._observe_at is None or self._now() < self._observe_at:
             return
-        if self._now() >= self._say_at:
-            self._say_at, self._has_said = self._now() + _SAY_EVERY_S, True
-            log_event(_log, logging.WARNING, "held_back", why=self.waits_for())
         self._observe_at = self._now() + _OBSERVE_S
-        for vbucket in list(self._portion.ends):
-            progress, active = self._progress[vbucket], self._nodes.node_of(vbucket)
-            if active is None:
-                self._nodes.ask_for_map(self._now())
-                continue
-            for node in self._late_copies(vbucket):
-                if node.is_ready and progress.stream.log:
-                    assert node.link is not None
-                    vb_uuid = progress.stream.log.newest.vb_uuid
-                    observer = self._observer(progress, vb_uuid, node.address, is_active=node is active)
-                    node.link.ask(persisted_seqno(vbucket, vb_uuid), observer, self._now())
+        for vbucket, end in list(self._portion.ends.items()):
+            self._disks.ask(vbucket, end.seqno)
 
-    def _late_copies(self, vbucket: int) -> list[KnownNode]:
-        """The nodes that have not persisted what is held of a vbucket, as far as we know."""
-        assert self._portion is not None and self._nodes.map is not None
-        if self._nodes.map.version != self._map_version:
-            # a copy may be another one now, behind the same address
-            self._map_version = self._nodes.map.version
-            self._persisted.clear()
-        progress = self._progress[vbucket]
-        vb_uuid = progress.stream.log.newest.vb_uuid if progress.stream.log else 0
-        wanted = self._portion.ends[vbucket].seqno
-        return [
-            node
-            for node in self._nodes.copies_of(vbucket)
-            if self._persisted.get((vbucket, vb_uuid, node.address), -1) < wanted
-            and not (
-                node is not self._nodes.node_of(vbucket) and node.is_given_up(self._patience_s, self._now())
-            )
-        ]
+    def _say(self) -> None:
+        """That something waits, and for whom, once that has lasted; and that it is over."""
+        since, now = self._waits_since, self._now()
+        if self._said_at is not None and (since is None or since > self._said_at):
+            log_event(_log, logging.WARNING, "on_disk_everywhere", waited_s=round(now - self._said_since))
+            self._said_at = None
+        if since is None:
+            return
+        due = since + _SAY_AFTER_S if self._said_at is None else self._said_at + _SAY_EVERY_S
+        if now >= due and self._reasons():  # otherwise it only waits for the application
+            if self._said_at is None:
+                self._said_since = since
+            self._said_at = now
+            log_event(_log, logging.WARNING, "held_back", why=self.waits_for())
 
-    def _observer(
-        self, progress: Progress, vb_uuid: int, address: Address, *, is_active: bool
-    ) -> Callable[[int | None], None]:
-        def observed(persisted: int | None) -> None:
-            if progress.stream.log is None or progress.stream.log.newest.vb_uuid != vb_uuid:
-                return
-            if persisted is not None:
-                self._persisted[progress.vbucket, vb_uuid, address] = persisted
-            elif is_active:
-                self._take_back(progress)
-            # a replica that does not know the branch has not heard of it yet, or the active will tell
-            self._nodes.on_change()
-
-        return observed
-
-    def _take_back(self, progress: Progress) -> None:
-        """The branch of a held portion is history: forget what came on it, and ask again."""
-        self._persisted.clear()
+    def _left(self, progress: Progress) -> None:
+        """The branch of what is held of a vbucket is history: forget what came on it, and ask again."""
+        self.aside.release(progress.vbucket)
         if self._portion is not None and progress.vbucket in self._portion.ends:
             self._undo(progress, self._portion)
 
-    def _undo(self, progress: Progress, portion: Portion) -> None:
-        """Stand where the application stands, as if the held portion had never come."""
-        base, undo_to = portion.drop(progress.vbucket)
+    def _undo(self, progress: Progress, portion: Portion, *, keep_to: int = -1) -> None:
+        """Stand where the application stands, as if the held portion, or what it has above a seqno, had never
+        come.
+        """
+        base, undo_to = portion.drop(progress.vbucket, keep_to=keep_to)
         if base is not None:
             progress.stream.position = base
         if undo_to is not None:

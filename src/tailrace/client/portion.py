@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..columns.batch import Names, to_batch
 from ..columns.row_kinds import FLUSH, ROLLBACK, SYSTEM, signed, single_row
 from ..errors import UsageError
+from ..history import FailoverLog
 from ..model import Position
 from ..protocol.dcp.delivery import ChangeDelivery
 from ..protocol.dcp.reader import DcpReader
@@ -116,6 +117,10 @@ class Portion:
         """Whether there is nothing in it for the application, not even a position."""
         return not self.row_count and not self.told and not self.left_out
 
+    def log_of(self, vbucket: int) -> FailoverLog | None:
+        """The failover log that came with a vbucket's stream."""
+        return self._progress[vbucket].history
+
     def tell(self, control: PlacedEvent, *, is_done: bool) -> None:
         """The event of something that happened between the changes, if the application is to be told."""
         what = control.what
@@ -190,18 +195,36 @@ class Portion:
         elif message.event == SystemEventId.COLLECTION_BEGIN and message.collection_id is not None:
             self._catalog.add(message.collection_id, self._catalog.scope_name(message.scope_id), name)
 
-    def drop(self, vbucket: int) -> tuple[Position | None, int | None]:
-        """Remove a vbucket; the position before its first change, and the rollback before that."""
+    def drop(self, vbucket: int, *, keep_to: int = -1) -> tuple[Position | None, int | None]:
+        """Remove a vbucket, or what it has above a seqno; where its stream goes on, and the rollback before
+        that.
+        """
         delivery = self.delivery
         runs = delivery.runs
-        base = next((run.base for run in runs if run.stream.vbucket == vbucket), None)
-        rollbacks = (told.event for told in self.told if isinstance(told.event, Rollback))
-        undo_to = next((rollback.seqno for rollback in rollbacks if rollback.vbucket == vbucket), None)
-        keeps = np.array([run.stream.vbucket != vbucket for run in runs], dtype=bool)
-        self.told = [told for told in self.told if told.event.vbucket != vbucket]
-        self._keep(np.flatnonzero(keeps[delivery.run_of]))
-        self.ends.pop(vbucket, None)
-        return base, undo_to
+        own = np.array([run.stream.vbucket == vbucket for run in runs], dtype=bool)[delivery.run_of]
+        rows = np.flatnonzero(own)
+        seqnos = delivery.chunk.frames.seqno[delivery.rows][rows]
+        own_told = [told for told in self.told if told.event.vbucket == vbucket]
+        is_one_history = all(
+            told.row <= rows[0] for told in own_told if len(rows) and isinstance(told.event, Rollback | Flush)
+        )
+        # the first that is above, not the last that is not: seqnos rise along a history
+        kept = int(np.argmax(seqnos > keep_to)) if (seqnos > keep_to).any() else len(rows)
+        if not (kept and is_one_history):
+            base = next((run.base for run in runs if run.stream.vbucket == vbucket), None)
+            rollbacks = (told.event for told in own_told if isinstance(told.event, Rollback))
+            undo_to = next((rollback.seqno for rollback in rollbacks), None)
+            self.told = [told for told in self.told if told.event.vbucket != vbucket]
+            self._keep(np.flatnonzero(~own))
+            self.ends.pop(vbucket, None)
+            return base, undo_to
+        last = int(rows[kept - 1])
+        position = runs[delivery.run_of[last]].position_at(int(seqnos[kept - 1]))
+        self.told = [told for told in self.told if told.event.vbucket != vbucket or told.row <= last]
+        own[: last + 1] = False
+        self._keep(np.flatnonzero(~own))
+        self.ends[vbucket] = position
+        return position, None
 
     def _keep(self, kept: NDArray[np.intp]) -> None:
         """Go on with some of the rows; what is told keeps its place between them."""

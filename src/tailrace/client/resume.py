@@ -90,8 +90,8 @@ class Reading:
 
     @property
     def holds_back(self) -> bool:
-        """Whether changes that came wait for the disks of all copies, and others behind them."""
-        return not self._held.is_empty
+        """Whether changes that came wait for the disks of all copies."""
+        return not self._held.is_empty or bool(self._held.aside)
 
     def positions(self) -> dict[int, Position]:
         """What the application has, by vbucket."""
@@ -151,12 +151,15 @@ class Reading:
             self._begin()
             self._is_begun = True
         self._need_nodes(self._nodes.map)
+        self._held.turn()  # whatever else can't be done: a timer that is due would come again at once
         self._catalog.turn(self._nodes.ready(), now)
         if not self._catalog.is_ready:
             return
         unresolved: dict[Address, list[Progress]] = {}
         requested: dict[DcpReader, list[Progress]] = {}
         for progress in list(self._roster.unsettled.values()):
+            if progress.vbucket in self._held.aside:
+                continue
             if progress.state is ReadingState.WAITING and progress.retry_at <= now:
                 progress.make_ready()
             if progress.state not in (ReadingState.READY, ReadingState.UNRESOLVED):
@@ -178,7 +181,6 @@ class Reading:
             self._limits.resolve(address, some)
         for link, some in requested.items():
             self._limits.confirm_ends(link, some)
-        self._held.turn()
 
     def _need_nodes(self, map_: ClusterMap) -> None:
         """Say which nodes we want to be connected to, if that can be others than the last time."""
@@ -397,6 +399,7 @@ class Reading:
             progress
             for progress in self.progress.values()
             if progress.state in (ReadingState.UNRESOLVED, ReadingState.READY)
+            and progress.vbucket not in self._held.aside
             and (node := self._nodes.node_of(progress.vbucket)) is not None
             and node.link is link
         ]
