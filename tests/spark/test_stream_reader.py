@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import tailrace.testing
+from client.fake_server import FakeServer, accepted, marker, mutation
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.errors import ChangesTakenBack, DataLoss, UsageError
@@ -21,6 +23,8 @@ from tailrace.spark.source.offsets import from_offset, to_offset
 from tailrace.spark.source.options import parse_mirror_options, parse_options
 from tailrace.spark.source.spool import segment_rows
 from tailrace.spark.source.stream import StreamReader
+from tailrace.wire.codes import Status
+from tailrace.wire.dcp import DcpStreamRequestResponse
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -139,6 +143,25 @@ def test_a_purge_behind_the_reader_stops_it_unless_it_may_start_over(read: Any, 
         rows = read(node, tmp_path, startingOffsets=here, failOnDataLoss="false")
         assert rows[0] == ("rollback", 0, 0)
         assert [op for op, *_ in rows[1:]] == ["mutation"] * 11
+
+
+def test_a_purge_is_noticed_although_the_connection_is_lost_at_that_moment() -> None:
+    """Nothing is asked for it: the answer would wait for what the feed has not taken yet."""
+
+    def stream(connection: Any, request: Any) -> None:
+        if request.start_seqno:
+            refused = DcpStreamRequestResponse(
+                opcode=request.OPCODE, opaque=request.opaque, status=Status.ROLLBACK, value=bytes(8)
+            )
+            connection.send(refused.encode())
+        else:
+            connection.send(accepted(request, [(7, 0)]), marker(request, 1, 9), mutation(request, 9))
+            connection.close()
+
+    with FakeServer(stream) as server:
+        feed = Feed(parse_options({"connectionString": server.url, "retryFor": "2"}))
+        with contextlib.closing(feed), pytest.raises(DataLoss, match="seqno 5"):
+            list(feed.deliveries({0: Position.at(7, 5)}, end="forever"))
 
 
 @pytest.mark.parametrize("read", [read_stream, read_batch])

@@ -73,7 +73,7 @@ class Mirror:
             self._verdicts,
             stands,
             self._freshness,
-            wait=self.handle.stopping.wait,
+            wait=self._is_stopped_after,
             on_trouble=self._trouble,
         )
         self.housekeeping = Housekeeping(
@@ -223,7 +223,10 @@ class Mirror:
 
     def _wait(self, seconds: float) -> None:
         if seconds > 0:
-            self.handle.stopping.wait(seconds)
+            self._is_stopped_after(seconds)
+
+    def _is_stopped_after(self, seconds: float) -> bool:
+        return self.handle.stopping.wait(seconds)
 
     def _cancel(self) -> None:
         self.asked.jobs.cancel()

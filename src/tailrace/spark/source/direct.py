@@ -68,7 +68,9 @@ def _received(partition: DirectPartition) -> Iterator[pa.RecordBatch]:
     starts = {vbucket: start for vbucket, (start, _) in wanted.items()}
     ends = SeenEnd({vbucket: end for vbucket, (_, end) in wanted.items()})
     with open_source(options, "spark-read", partition.selection, partition.collections) as source:
-        for batch in source.batches(starts, ends, vbuckets=list(wanted)):
-            if kind_of(batch) == ROLLBACK:
-                refuse_loss(options, source, starts, {batch["vbucket"][0].as_py(): batch["seqno"][0].as_py()})
-            yield batch
+        for portion in source.portions(starts, ends, vbuckets=list(wanted)):
+            for batch in portion.batches(no_value=source.options.no_value):
+                if kind_of(batch) == ROLLBACK:
+                    vbucket, seqno = batch["vbucket"][0].as_py(), batch["seqno"][0].as_py()
+                    refuse_loss(options, portion.log_of, starts, {vbucket: seqno})
+                yield batch

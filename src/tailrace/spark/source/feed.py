@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +17,8 @@ from ...client.tls import TlsOptions
 from ...columns.row_kinds import ROLLBACK, kind_of, no_rows
 from ...connstr import ConnectionString, parse
 from ...errors import ChangesTakenBack, DataLoss, UsageError
-from ...history import Action, plan, rollback_seqno
-from ...model import Position
+from ...history import Action, FailoverLog, plan, rollback_seqno
+from ...model import MAX_U64, Position
 from .options import Options
 from .selection import Selection
 from .spool import FeedDelivery, segment_rows
@@ -150,10 +150,13 @@ def open_source(
 
 
 def refuse_loss(
-    options: Options, source: BlockingSource, held: Mapping[int, Position], back: Mapping[int, int]
+    options: Options,
+    log_of: Callable[[int], FailoverLog | None],
+    held: Mapping[int, Position],
+    back: Mapping[int, int],
 ) -> None:
     """Raise if vbuckets went ``back`` to these seqnos from where they were ``held``, and the options say that
-    a query ends then.
+    a query ends then. ``log_of`` is the failover log of a vbucket by which it went back.
     """
     for vbucket, seqno in back.items():
         if options.on_rollback == "fail":
@@ -165,8 +168,11 @@ def refuse_loss(
         if seqno == 0 < before.seqno and options.fail_on_data_loss:
             # to the producer both are a rollback to 0: a branch that it does not have, and a purge; but
             # after a purge the place is still on a branch that it has
-            log, high = source.failover_logs([vbucket])[vbucket], source.high_seqnos()[vbucket]
-            if plan(before, None, producer_log=log, high_seqno=high).action is Action.RESUME:
+            log = log_of(vbucket)
+            is_there = log is not None and (
+                plan(before, None, producer_log=log, high_seqno=MAX_U64).action is Action.RESUME
+            )
+            if is_there:
                 raise DataLoss(
                     f"changes of vbucket {vbucket} after seqno {before.seqno} were purged before this query "
                     "read them; set failOnDataLoss to false to have the vbucket once more from the beginning"
@@ -226,7 +232,7 @@ class Feed:
             for vbucket, start in held.items()
         }
         back = {vbucket: seqno for vbucket, seqno in back_to.items() if seqno is not None}
-        refuse_loss(self._options, self._source, held, back)
+        refuse_loss(self._options, logs.get, held, back)
         return {
             vbucket: Position.at(held[vbucket].vb_uuid, seqno) if seqno else Position.BEGINNING
             for vbucket, seqno in back.items()
@@ -264,7 +270,8 @@ class Feed:
             for told in portion.told
             if isinstance(told.event, Rollback) and told.position is not None
         }
-        refuse_loss(self._options, self._source, self._latest, {v: at.seqno for v, at in back.items()})
+        # not by asking: an answer may have to wait until this portion is taken
+        refuse_loss(self._options, portion.log_of, self._latest, {v: at.seqno for v, at in back.items()})
         no_value = self._source.options.no_value
         batches = list(portion.batches(no_value=no_value, by_snapshot=False))
         rows = 0

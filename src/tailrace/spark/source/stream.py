@@ -11,7 +11,8 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SpooledPartition", "StreamReader"]
 
-_POLL_S = 0.05
+POLL_S = 0.05
 """How long a batch waits for its first change; Spark asks again at once."""
 
 _ENOUGH_BYTES = 256 << 20
@@ -123,7 +124,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 first,
                 max_rows=max_rows,
                 max_bytes=max_bytes,
-                wait_s=_POLL_S,
+                wait_s=POLL_S,
                 gather_bytes=self._enough(first),
             )
             if segments:
@@ -230,10 +231,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._behind[_text(start)] = 0
             _remove_at_end(self._place)
             deliveries = feed.deliveries(positions, end="now" if self._ends else "forever")
-            threading.Thread(
-                target=self._spool.fill, args=(deliveries,), name="tailrace-feed", daemon=True
-            ).start()
+            self._in_background(partial(self._spool.fill, deliveries))
         return self._spool, self._place
+
+    def _in_background(self, work: Callable[[], None]) -> None:
+        threading.Thread(target=work, name="tailrace-feed", daemon=True).start()
 
     def _partition_of(self) -> dict[int, int]:
         return partition_map(self._options, range(self._connected().vbucket_count))
