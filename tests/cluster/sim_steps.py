@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from cluster.sim_client import Ack, Client
+from cluster.sim_followers import Follower
 from cluster.sim_network import UpstreamEnd, Wire
 from cluster.sim_nodes import Machine
 from cluster.sim_readers import CopyReader, Mirror
@@ -23,6 +24,7 @@ from tailrace.wire.codes import DurabilityLevel, VBucketState
 
 _CATCH_UP_TURNS = 20
 _CREEP_TURNS = 30
+_HURRY_TURNS = 60
 _SHORT_BYTES = 150
 
 
@@ -87,8 +89,8 @@ class Steps:
             self.world.deliver()
 
     def _restart_reader(self) -> None:
-        reader = self.rng.choice([self.world.mirror, self.world.copy_reader])
-        self.world.note(f"the {reader.PLACE} is killed")
+        reader = self.rng.choice(self.world.readers)
+        self.world.note(f"the {reader.NAME if isinstance(reader, Follower) else reader.PLACE} is killed")
         reader.restart()
 
     def _move_reader(self) -> None:
@@ -128,6 +130,8 @@ class Steps:
                 for wire in self._wires(other, CopyReader.PLACE):
                     self._deliver_on(wire, whole=True)
         world.turn_readers()
+        if world.followers and self.rng.random() < 0.7:
+            self._hurry(machine)
         if lossy:
             self._lose(machine.name)
             world.fail_over(machine.name)
@@ -140,6 +144,19 @@ class Steps:
                 self._creep(machine)
         else:
             self._move_reader()
+
+    def _hurry(self, machine: Machine) -> None:
+        """A node writes to its disk and its followers hear everything, before any copy hears more."""
+        world = self.world
+        machine.work(1_000)
+        world.observe(machine.name)
+        for number in range(_HURRY_TURNS):
+            world.clock.advance(0.05 if number % 4 == 0 else 0.0)
+            for other in world.machines.values():
+                for wire in self._wires(other, Mirror.PLACE):
+                    self._deliver_on(wire, whole=True)
+            for follower in world.followers:
+                follower.turn()
 
     def _creep(self, machine: Machine) -> None:
         """Whoever was cut off from a node calls again. Its copies hear one message at a time, and who reads

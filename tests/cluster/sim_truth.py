@@ -121,7 +121,20 @@ class Truth:
         if len(serving) > 1:
             raise Wrong(f"vbucket {number} is active on {serving}")
 
-    # states
+    # histories and states
+
+    def lineage(self, number: int, vb_uuid: int) -> FailoverLog | None:
+        """The log with which a branch of a vbucket was begun; None if nobody has."""
+        return self._lineages.get((number, vb_uuid))
+
+    def newest_change(self, number: int, log: FailoverLog, seqno: int) -> tuple[int, int] | None:
+        """Branch and seqno of the last change up to a seqno of a lineage that readers see."""
+        for at in range(seqno, 0, -1):
+            branch = log.branch_of(at)
+            frame = self._changes.get((number, branch, at))
+            if frame is not None and frame[OPCODE_AT] not in UNSEEN:
+                return branch, at
+        return None
 
     def state(self, number: int, log: FailoverLog, seqno: int) -> dict[bytes, bytes]:
         """The documents that a vbucket had at a seqno of a lineage."""

@@ -9,10 +9,12 @@ are disks, network, time, and processes that end. What happens next is somebody 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from cluster.sim_client import Client
+from cluster.sim_followers import Follower
+from cluster.sim_handed_out import HandedOut
 from cluster.sim_network import End, Network, UpstreamEnd, Wire
 from cluster.sim_nodes import Machine, SimulatedMember
 from cluster.sim_promises import Promises
@@ -33,7 +35,14 @@ _MOST_TURNS = 600
 class World:
     """Everything that there is."""
 
-    def __init__(self, seed: int, *, replicas: int | None = None, mirror: type[Mirror] = Mirror) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        replicas: int | None = None,
+        mirror: type[Mirror] = Mirror,
+        followers: Sequence[type[Follower]] = (),
+    ) -> None:
         """``replicas``: somebody else chooses what happens, and nothing goes wrong by itself."""
         self.rng = random.Random(seed)
         self.clock = ManualClock()
@@ -76,9 +85,17 @@ class World:
         self.mirror.on_rollback = self._rolled_back
         if isinstance(self.mirror, CautiousMirror):
             self.mirror.on_loss = self._taken_back
+        self.followers = [self._follower(kind, ports) for kind in followers]
         self.client.connect()
         self._until(self._is_equal, "the nodes don't begin")
         self._is_quiet = False
+
+    def _follower(self, kind: type[Follower], ports: dict[str, int]) -> Follower:
+        follower = kind(self.rng, ports, self._dial, self.clock)
+        handed_out = HandedOut(self.truth, kind.NAME, self.rewound)
+        follower.on_publish = self._published(kind.NAME)
+        follower.on_hand_out = handed_out.note
+        return follower
 
     def _make_coordinator(self) -> Coordinator:
         return Coordinator(
@@ -91,6 +108,8 @@ class World:
     def close(self) -> None:
         for machine in self.machines.values():
             machine.stop()
+        for follower in self.followers:
+            follower.close()
 
     # what the parts ask of their world
 
@@ -192,8 +211,12 @@ class World:
                 self.observe(name)
 
     def turn_readers(self) -> None:
-        self.mirror.turn()
-        self.copy_reader.turn()
+        for reader in self.readers:
+            reader.turn()
+
+    @property
+    def readers(self) -> list[Mirror | Follower]:
+        return [self.mirror, self.copy_reader, *self.followers]
 
     def write(self) -> None:
         """One write, without durability."""
@@ -310,10 +333,11 @@ class World:
         self.moves = self.coordinator.rebalance()
         self._until(lambda: self.moves is None, "the rebalance does not end")
         self._until(self._is_equal, "the copies don't become equal")
-        for reader in (self.mirror, self.copy_reader):
+        for reader in self.readers:
+            name = reader.NAME if isinstance(reader, Follower) else reader.PLACE
             self._until(
                 lambda reader=reader: self._is_equal() and self._has_all(reader),  # type: ignore[misc]
-                f"the {reader.PLACE} does not become equal",
+                f"the {name} does not become equal",
             )
         self._check()
         self.may_roll_back = [False] * VBUCKETS
@@ -344,7 +368,7 @@ class World:
                     return False
         return True
 
-    def _has_all(self, reader: Mirror) -> bool:
+    def _has_all(self, reader: Mirror | Follower) -> bool:
         """Whether a reader has every document of every vbucket that its node has."""
         for number, chain in enumerate(self.coordinator.chains):
             if not reader.can_read([self.machines[name].port for name in chain]):

@@ -16,9 +16,11 @@ It is checked where it could first be wrong:
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
+from cluster.sim_followers import Follower, StreamingQuery, TableMirror
+from cluster.sim_pump import simulated_sources
 from cluster.sim_readers import CautiousMirror, Mirror
 from cluster.sim_steps import Steps
 from cluster.sim_world import World
@@ -27,10 +29,23 @@ STEPS = 160
 QUIET_EVERY = 80
 
 
-def run(seed: int, steps: int = STEPS, *, mirror: type[Mirror] = Mirror) -> World:
+CAUTIOUS: Sequence[type[Follower]] = (TableMirror, StreamingQuery)
+"""Who reads with ``persisted_only`` beside the cautious reader."""
+
+
+def run(
+    seed: int,
+    steps: int = STEPS,
+    *,
+    mirror: type[Mirror] = Mirror,
+    followers: Sequence[type[Follower]] = (),
+) -> World:
     """Play a seed. What goes wrong says how to play it again, and what happened."""
-    with _rarely_collected():
-        return _play(seed, steps, mirror)
+    with _rarely_collected(), simulated_sources(seed) if followers else nullcontext():
+        world = _play(seed, steps, mirror, followers)
+    if followers:
+        gc.collect()  # each process was an event loop with all that it held, in circles
+    return world
 
 
 @contextmanager
@@ -44,8 +59,8 @@ def _rarely_collected() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _play(seed: int, steps: int, mirror: type[Mirror]) -> World:
-    world = World(seed, mirror=mirror)
+def _play(seed: int, steps: int, mirror: type[Mirror], followers: Sequence[type[Follower]]) -> World:
+    world = World(seed, mirror=mirror, followers=followers)
     chosen = Steps(world)
     try:
         for number in range(steps):

@@ -85,7 +85,7 @@ def test_replicas_that_receive_nothing_hold_changes_back_and_a_failover_takes_no
             assert not any(progress.rolled_back for progress in mirrored.rounds)
 
 
-def test_a_replica_that_stands_still_holds_back_its_own_vbuckets_of_a_mirror(
+def test_a_replica_that_stands_still_holds_back_its_own_vbuckets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HeldBack, "AFTER_S", 0.0)
@@ -94,16 +94,33 @@ def test_a_replica_that_stands_still_holds_back_its_own_vbuckets_of_a_mirror(
         until(lambda: replicated(made), "the copies are not complete")
         where, copies = url(made), chains(made)
         held = {key.encode() for key in KEYS if "n3" in copies[key][1:]}
-        with mirroring(where, tmp_path / "table", persistedOnly="true") as (mirrored, _):
+        free = {key.encode() for key in KEYS} - held
+        reader = PersistedReader(where)
+        feed = FeedReader(given(where, persistedOnly="true"))
+        with (
+            closing(feed.feed),
+            reader.source,
+            mirroring(where, tmp_path / "table", persistedOnly="true") as (mirrored, _),
+        ):
+            reader.start()
+            feed.start()
             until(lambda: len(mirrored.rows()) == len(KEYS), "the mirror has not caught up")
+            until(lambda: len(reader.state) == len(feed.state) == len(KEYS), "others have not caught up")
             made.members["n3"].report([])  # it receives nothing any more
             write(made, b"2")
-            free = {key.encode() for key in KEYS} - held
-            until(lambda: mirrored.values(free) == {b"2"}, "others wait too")
-            until(
-                lambda: mirrored.has_said(f"the replica at 127.0.0.1:{made.members['n3'].port}"),
-                "nobody says why",
-            )
-            assert mirrored.values(held) == {b"1"}
+            for state in (mirrored.rows, lambda: reader.state, lambda: feed.state):
+                until(lambda state=state: _values(state(), free) == {b"2"}, "others wait too")  # type: ignore[misc]
+            slow = f"the replica at 127.0.0.1:{made.members['n3'].port}"
+            until(lambda: mirrored.has_said(slow), "nobody says why")
+            until(lambda: slow in reader.source.stats()["waits_for"], "the reader does not say why")
+            for handed_out in (mirrored.rows(), reader.state, feed.state):
+                assert _values(handed_out, held) == {b"1"}
             made.settle()  # it is told again whom to follow
-            until(lambda: mirrored.rows() == documents(where, KEYS), "the mirror does not go on")
+            after = documents(where, KEYS)
+            until(lambda: mirrored.rows() == after, "the mirror does not go on")
+            until(lambda: reader.state == feed.state == after, "the others do not go on")
+            assert (reader.rollbacks, feed.rolled_back) == ([], [])
+
+
+def _values(state: State, keys: set[bytes]) -> set[bytes]:
+    return {state[key] for key in keys}

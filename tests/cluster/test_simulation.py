@@ -1,7 +1,8 @@
 """Nodes, coordinator, client and mirror in one process: under any seed all is well (see `simulation`).
 
 ``make simulate SEED=17`` plays seed 17 again, exactly, and says what happened; STEPS is how long, and
-CAUTIOUS=1 has the reader with ``persisted_only`` in the mirror's place.
+CAUTIOUS=1 has the reader with ``persisted_only`` in the mirror's place, and beside it the product's mirror
+and a query on its Spark source.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import pytest
 
 from campaigns.bug import Bug
 from cluster.planted_cluster_bugs import BUGS
+from cluster.sim_followers import Follower, StreamingQuery, TableMirror
 from cluster.sim_readers import CautiousMirror, Mirror
 from cluster.sim_truth import Wrong
-from cluster.simulation import STEPS, run
+from cluster.simulation import CAUTIOUS, STEPS, run
+from tailrace.client.nodes import KnownNode, Nodes
 from tailrace.errors import TailraceError
 
 SEED = os.environ.get("SIMULATE")
@@ -40,9 +43,11 @@ def test_all_is_well_under_many_seeds(first: int) -> None:
 
 @pytest.mark.parametrize("first", range(0, CAUTIOUS_SEEDS, BATCH))
 def test_nothing_that_a_cautious_reader_was_given_is_taken_back(first: int) -> None:
-    """Rollback mitigation: whichever copy is promoted, it has what was handed out, and the reader goes on."""
+    """Rollback mitigation: whichever copy is promoted, it has what was handed out, and the reader goes on. So
+    do the mirror and a query on the Spark source.
+    """
     for seed in range(first, first + BATCH):
-        run(seed, mirror=CautiousMirror)
+        run(seed, mirror=CautiousMirror, followers=CAUTIOUS)
 
 
 @pytest.mark.long
@@ -50,7 +55,7 @@ def test_nothing_that_a_cautious_reader_was_given_is_taken_back(first: int) -> N
 @pytest.mark.parametrize("first", range(CAUTIOUS_SEEDS, 1_000, BATCH * 5))
 def test_nothing_that_a_cautious_reader_was_given_is_taken_back_in_many_seeds(first: int) -> None:
     for seed in range(first, first + BATCH * 5):
-        run(seed, mirror=CautiousMirror)
+        run(seed, mirror=CautiousMirror, followers=CAUTIOUS)
 
 
 @pytest.mark.long
@@ -64,8 +69,9 @@ def test_all_is_well_under_very_many_seeds(first: int) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(not SEED, reason="for make simulate SEED=…")
 def test_a_seed_again() -> None:
-    mirror = CautiousMirror if os.environ.get("CAUTIOUS") else Mirror
-    world = run(int(SEED or 0), int(os.environ.get("STEPS") or STEPS), mirror=mirror)
+    is_cautious = bool(os.environ.get("CAUTIOUS"))
+    mirror, followers = (CautiousMirror, CAUTIOUS) if is_cautious else (Mirror, ())
+    world = run(int(SEED or 0), int(os.environ.get("STEPS") or STEPS), mirror=mirror, followers=followers)
     print("\n".join(world.trace))
 
 
@@ -97,6 +103,26 @@ def test_a_planted_bug_is_caught(bug: Bug) -> None:
         except (Wrong, TailraceError):
             return
     pytest.fail(f"{MOST_SEEDS} seeds did not catch it: {bug.about}")
+
+
+@pytest.mark.parametrize(("follower", "seed"), [(TableMirror, 8), (StreamingQuery, 1)])
+def test_a_follower_that_does_not_ask_the_replicas_is_caught(
+    follower: type[Follower], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What only the active has on its disk is handed out, and a failover takes it back."""
+
+    def only_the_active(nodes: Nodes, vbucket: int) -> list[KnownNode]:
+        node = nodes.node_of(vbucket)
+        return [] if node is None else [node]
+
+    monkeypatch.setattr(Nodes, "copies_of", only_the_active)
+    for number in (seed, *range(MOST_SEEDS)):
+        try:
+            run(number, followers=[follower])
+        except Wrong as error:
+            assert "it was taken back" in str(error)
+            return
+    pytest.fail(f"{MOST_SEEDS} seeds did not catch it")
 
 
 def test_the_page_lists_the_bugs() -> None:
