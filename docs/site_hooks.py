@@ -1,7 +1,8 @@
 """What the site needs beyond the pages: `mkdocs.yml` names this file.
 
 The pages are written to be read in a repository too, and their examples are run by a test. So a code block
-says more than its language, and a link may lead to a file that is not part of the site.
+says more than its language, a link may lead to a file that is not part of the site, and a diagram is Mermaid,
+which a repository shows as a picture: the site gets it drawn.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+from drawing import draw
+
 _FENCE = re.compile(r"^(\s*)(```+)(\w+) [\w ]+$", re.MULTILINE)
+_DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:tests|examples|src|bench|[A-Z]+\.md)[^)]*\)")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """A page, as the site shows it."""
-    return _OUTSIDE.sub(r"\1", _FENCE.sub(r"\1\2\3", markdown))
+    drawn = _DIAGRAM.sub(lambda found: f"<figure>\n{draw(found[1])}\n</figure>", markdown)
+    return _OUTSIDE.sub(r"\1", _FENCE.sub(r"\1\2\3", drawn))
 
 
 def on_config(config: Any) -> None:
