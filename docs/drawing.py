@@ -112,14 +112,14 @@ def read_mermaid(text: str) -> Drawing:
         raise ValueError(f"a diagram of this kind can't be drawn: {kind}")
     drawing = Drawing()
     for line in filter(None, lines):
-        if found := _BOX.match(line):
-            drawing.boxes[found[1]] = Box("box", re.split(r"<br\s*/?>", found[2]))
-        elif found := _STATE.match(line):
-            drawing.boxes[found[2]] = Box("box", [escape(found[1], quote=False)])
-        elif found := _ARROW.match(line):
-            if found[1] == "[*]":
+        if match := _BOX.match(line):
+            drawing.boxes[match[1]] = Box("box", re.split(r"<br\s*/?>", match[2]))
+        elif match := _STATE.match(line):
+            drawing.boxes[match[2]] = Box("box", [escape(match[1], quote=False)])
+        elif match := _ARROW.match(line):
+            if match[1] == "[*]":
                 drawing.boxes.setdefault("[*]", Box("start"))
-            drawing.add_arrow(found[1], found[2], escape(found[3] or "", quote=False))
+            drawing.add_arrow(match[1], match[2], escape(match[3] or "", quote=False))
         else:
             raise ValueError(f"this line of a diagram can't be drawn: {line}")
     return drawing
@@ -131,7 +131,7 @@ def _plain(line: str) -> str:
 
 def _width(line: str) -> float:
     """About what a line takes; nobody here can measure it."""
-    per = [3.9 if sign in _NARROW else 10.5 if sign in _WIDE else 7.2 for sign in _plain(line)]
+    per = [4.6 if sign in _NARROW else 11.8 if sign in _WIDE else 7.9 for sign in _plain(line)]
     return sum(per) * (1.06 if line.startswith("<b>") else 1.0)
 
 

@@ -20,7 +20,7 @@ _OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:tests|examples|src|bench|[A-Z
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """A page, as the site shows it."""
-    drawn = _DIAGRAM.sub(lambda found: f"<figure>\n{draw(found[1])}\n</figure>", markdown)
+    drawn = _DIAGRAM.sub(lambda match: f"<figure>\n{draw(match[1])}\n</figure>", markdown)
     return _OUTSIDE.sub(r"\1", _FENCE.sub(r"\1\2\3", drawn))
 
 

@@ -79,7 +79,7 @@ def test_every_diagram_is_drawn(text: str, draw: Callable[[str], str]) -> None:
     shown = {"".join(shape.itertext()) for shape in svg.iter(f"{_SVG}text")}
     assert names <= shown and len(boxes) == len(names) > 1
     assert set(re.findall(r"--> \w+: (.*)$", text, re.M)) <= shown
-    arrows = {tuple(found) for found in re.findall(r"^    (\S+) --> (\w+)", text, re.M)}
+    arrows = {tuple(ends) for ends in re.findall(r"^    (\S+) --> (\w+)", text, re.M)}
     assert len(list(svg.iter(f"{_SVG}path"))) == 2 * len(arrows), "a line and its tip"
     wide, high = map(float, svg.attrib["viewBox"].split()[2:])
     for at, (x, y, width, height) in enumerate(boxes):
