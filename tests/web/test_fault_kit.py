@@ -97,6 +97,9 @@ def test_on_a_full_disk_changes_stay_in_memory_until_it_ends(node: FaultyNode) -
             time.sleep(0.05)
         failures = re.search(r"^tailrace_bucket_flush_failures_total\{.*\} (.+)$", text, re.M)
         assert failures is not None and float(failures[1]) > 0
+        kinds = [event["event"] for event in node.ask("/api/events")[1]["events"]]
+        assert kinds.count("flush_failed") == 1, "it is tried every second, and that is no news"
+        assert kinds.count("flush_recovered") == 1
 
 
 def test_delays_and_broken_connections(node: FaultyNode) -> None:

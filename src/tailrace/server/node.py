@@ -211,22 +211,22 @@ class Node:
             if number < len(vbuckets) and (vbucket := vbuckets[number]) is not None
         }
         yield
-        branched: list[int] = []
+        branched: dict[int, int] = {}
         lost = 0
         for number, (uuid, high_seqno) in before.items():
             vbucket = vbuckets[number]
             if vbucket is not None and (vbucket.uuid != uuid or vbucket.high_seqno < high_seqno):
-                branched.append(number)
-                lost += max(0, high_seqno - vbucket.high_seqno)
+                branched[number] = vbucket.high_seqno
+                if vbucket.uuid != uuid:  # what came after is new, as collections that are made again
+                    branched[number] = min(vbucket.high_seqno, vbucket.failover_log.entries[0].seqno)
+                lost += max(0, high_seqno - branched[number])
         if not branched:
             return
         bucket.failovers += len(branched)
         bucket.lost_changes += lost
         if len(branched) == 1:
-            number = branched[0]
-            vbucket = vbuckets[number]
-            assert vbucket is not None
-            facts = {**facts, "from_seqno": before[number][1], "to_seqno": vbucket.high_seqno}
+            ((number, to_seqno),) = branched.items()
+            facts = {**facts, "from_seqno": before[number][1], "to_seqno": to_seqno}
         self.events.record(
             event, bucket=bucket.name, vbuckets=shown_ranges(branched), lost_changes=lost, **facts
         )
