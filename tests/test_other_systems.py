@@ -41,7 +41,7 @@ _WINDOWS = {
             "O_DIRECTORY",
             "getuid",
         ),
-        *("setpgrp", "fork", "register_at_fork", "sched_getaffinity", "nice"),
+        *("setpgrp", "fork", "register_at_fork", "sched_getaffinity", "nice", "uname", "set_blocking"),
     ],
     "select": ["epoll", "poll"],
     "signal": ["SIGHUP", "SIGKILL", "SIGCONT", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGPIPE"],
@@ -86,6 +86,21 @@ with tailrace.testing.node(vbuckets=4, data=Path("data")) as node:
 """
 
 
+_TABLE = """
+import pyarrow as pa
+from tailrace.model import Position
+from tailrace.table.contract import Commit
+from tailrace.table.opening import open_or_create, open_table
+
+schema = pa.schema([("key", pa.string()), ("vbucket", pa.int32())])
+source = {"bucket": "b", "scope": "s", "collection": "c"}
+table = open_or_create("people", schema=schema, source=source)
+table.claim()
+table.commit(Commit("TAILRACE ROUND", positions={3: Position(7, 12, 12, 12)}))
+print(open_table("people").current.position(3).seqno)
+"""
+
+
 def run(system: str, program: str, folder: Path) -> str:
     modules, names = _SYSTEMS[system]
     text = _WITHOUT.format(modules=modules, names=names) + program
@@ -107,3 +122,8 @@ def test_a_node_on_disk_and_a_reader_work(system: str, tmp_path: Path) -> None:
     """As far as that can be seen here: what a system does otherwise than Linux with what it has is not."""
     shown = run(system, _WORKS, tmp_path).splitlines()
     assert shown[:2] == ["locked", "300"] and "7" in shown[-1]
+
+
+@pytest.mark.parametrize("system", _SYSTEMS)
+def test_a_table_is_claimed_and_written(system: str, tmp_path: Path) -> None:
+    assert run(system, _TABLE, tmp_path) == "12\n"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -373,7 +374,7 @@ class DeltaMirrorTable:
         After `ForeignRows` a claim that ``accept_foreign`` may go on, to repair: until a commit says that it
         is ``repaired``, nobody else gets so far.
         """
-        run = run or f"{os.uname().nodename}:{os.getpid()}:{self._clock.time_ns()}"
+        run = run or f"{platform.node()}:{os.getpid()}:{self._clock.time_ns()}"
         self._accepts_foreign = accept_foreign
         self._absorb()
         while True:
