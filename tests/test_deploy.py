@@ -86,6 +86,32 @@ def test_commands_are_taken(path: Path) -> None:
         assert {word for word in words if word.startswith("--")} <= known
 
 
+@pytest.mark.parametrize("path", [*DEPLOY.glob("systemd/*.service")], ids=lambda path: path.name)
+def test_options_in_the_environment_exist(path: Path) -> None:
+    known = {
+        f"TAILRACE_{name}_{option.lstrip('-').replace('-', '_')}".upper()
+        for name in cli.list_commands(click.Context(cli))
+        if (command := cli.get_command(click.Context(cli), name)) is not None
+        for parameter in command.params
+        for option in parameter.opts
+    }
+    named = set(re.findall(r"TAILRACE_[A-Z_]+(?==)", path.read_text()))
+    assert named - known <= {"TAILRACE_USERNAME", "TAILRACE_PASSWORD"}
+
+
+def test_mirrors_do_not_want_the_same_port() -> None:
+    """Each instance of the unit may say its own: the command line would win."""
+    (words,) = commands_in((DEPLOY / "systemd" / "tailrace-mirror@.service").read_text())
+    assert "--http-port" not in words
+
+
+def test_what_an_image_needs_is_sent_to_its_builder() -> None:
+    sent = re.findall(r"^!(.+)$", (DEPLOY.parent / ".dockerignore").read_text(), re.M)
+    text = (DEPLOY / "container" / "Containerfile").read_text()
+    copied = [name for names in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.M) for name in names.split()]
+    assert sorted(sent) == sorted(copied)
+
+
 def test_files_that_are_named_are_there() -> None:
     compose = yaml.safe_load((DEPLOY / "compose.yml").read_text())
     assert set(compose["services"]) == {"node", "mirror", "prometheus", "grafana"}
