@@ -27,7 +27,14 @@ function make(tag, content, attributes = {}) {
   return made;
 }
 const tile = (name, value, bad) => make("div", [make("b", value, bad ? { class: "bad" } : {}), make("span", name, { class: "dim" })], { class: "tile" });
-const show = (id, ...children) => $(id).replaceChildren(...children);
+/* What is drawn anew keeps the focus and the place to which somebody scrolled. */
+function show(id, ...children) {
+  const place = $(id), top = place.scrollTop, held = place.contains(document.activeElement) && document.activeElement.getAttribute("aria-label");
+  place.replaceChildren(...children);
+  place.scrollTop = top;
+  const same = held && place.querySelector(`[aria-label="${CSS.escape(held)}"]`);
+  if (same) same.focus({ preventScroll: true });
+}
 function verdict(problems, fine) {
   const box = $("verdict");
   box.className = problems.length ? "bad" : "";
