@@ -425,7 +425,7 @@ METRICS_SECTIONS = (
     ("Readers", "Of commands that read a bucket. TAP has no positions, so no lag.", catalog.READER),
     (
         "Mirror",
-        "Of `tailrace mirror`. Of several tables, what is said of each has the table's own address as label.",
+        "Of `tailrace mirror`. What has the label `collection` is said of each table, by its own address.",
         catalog.MIRROR,
     ),
     ("VBuckets of a reader", "Only with `/metrics?vbuckets=1`.", catalog.READER_VBUCKETS),

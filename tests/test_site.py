@@ -13,8 +13,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 _SVG = "{http://www.w3.org/2000/svg}"
 _FETCHED = re.compile(

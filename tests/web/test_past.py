@@ -15,7 +15,7 @@ import tailrace
 from server.serverkit import Bench, ask
 from tailrace.clock import ManualClock
 from tailrace.server.http import HttpRequest
-from tailrace.spark.rounds.progress import RoundProgress, TableFigures
+from tailrace.spark.rounds.progress import RoundProgress, Standing, TableFigures
 from tailrace.testing.running import RunningNode
 from tailrace.web import HttpBeside, HttpFigures, HttpOptions, Past, keep_past
 from tailrace.web.mirror_figures import MirrorFigures
@@ -85,7 +85,8 @@ def test_a_node_is_sampled_in_steps() -> None:
 
 def test_a_mirror_is_sampled_with_the_worst_of_its_rounds() -> None:
     clock = ManualClock(1_000)
-    mirror = MirrorFigures("default", "people", clock)
+    mirror = MirrorFigures("default", "people", clock=clock)
+    mirror.standing = lambda: Standing(clock.monotonic() - 0.25, (0,))
     assert mirror.sample() == {}
     tables = (TableFigures("one", 4, 30, 7, 120.0), TableFigures("two", 4, 30, 7, 60.0))
     for lag_s, lag_changes, read_s in ((0.5, 3, 0.2), (2.0, 900, 1.0), (0.25, 0, 0.1)):
@@ -105,7 +106,9 @@ def test_a_mirror_is_sampled_with_the_worst_of_its_rounds() -> None:
 
 def test_a_mirror_that_stands_still_gets_later_in_its_samples() -> None:
     clock = ManualClock(1_000)
-    mirror = MirrorFigures("default", "people", clock)
+    mirror = MirrorFigures("default", "people", clock=clock)
+    standing = Standing(clock.monotonic() - 1, (5,))
+    mirror.standing = lambda: standing
     mirror.add(RoundProgress(0, 1, (), (1,), lag_s=1.0, lag_changes=5))
     clock.advance(60)
     assert (mirror.sample()["lag_s"], mirror.sample()["lag_changes"]) == (61.0, 5)

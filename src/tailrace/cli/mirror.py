@@ -109,7 +109,7 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
 @click.option(
     "--metrics-file",
     type=FILE,
-    help="Write figures for Prometheus here after each commit (node_exporter's textfile collector).",
+    help="Write figures for Prometheus here after each commit, or 10 s (node_exporter's textfile collector).",
 )
 @storage_option
 @retry_option
@@ -173,8 +173,8 @@ def command(
     from ..web import HttpFigures
     from ..web.mirror_figures import MirrorFigures
 
-    figures = MirrorFigures(url.bucket, table)
     paths = collection_paths(table, collections)
+    figures = MirrorFigures(url.bucket, table, paths if isinstance(paths, dict) else None)
     first_table = paths if isinstance(paths, str) else next(iter(paths.values()))
     storage = parse_storage_options(storage_options)
 
@@ -212,6 +212,8 @@ def command(
             on_progress=view.show,
             on_trouble=view.tell_trouble,
         )
+        figures.standing = lambda: mirror.handle.standing
+        figures.note_versions(table.version for table in mirror.tables)
         for path in mirror.asked.missing:
             note(f"the bucket has no collection {path!r} any more: its table is emptied")
         started = SYSTEM.monotonic()
@@ -229,16 +231,19 @@ def command(
                     handle.stop()
         if signal.SIGINT in received:
             raise KeyboardInterrupt
-        figures.version = mirror.tables[0].version
+        figures.note_versions(table.version for table in mirror.tables)
         view.write_metrics()
         versions = ", ".join(str(table.version) for table in mirror.tables)
         tables = "the table is" if len(mirror.tables) == 1 else "the tables are"
         seconds = SYSTEM.monotonic() - started
-        note(f"{counted(figures.changes, 'change')} in {seconds:.1f} s; {tables} at version {versions}")
-        if figures.rescued:
-            note(f"{counted(figures.rescued, 'row')} with values that don't fit their columns: see _rescued")
+        note(f"{counted(figures.total.changes, 'change')} in {seconds:.1f} s; {tables} at version {versions}")
+        if figures.total.rescued:
+            rescued = counted(figures.total.rescued, "row")
+            note(f"{rescued} with values that don't fit their columns: see _rescued")
 
 
+_METRICS_S = 10.0
+"""How old figures in a file become while no round is done."""
 _VERDICT_S = 10.0
 """How often a page may ask for the last verdict, which is a request to an object store."""
 
@@ -283,6 +288,7 @@ class _View:
         self._clock = clock
         self._has_shown = False
         self._told_at = -_LINE_S
+        self._written_at = -_METRICS_S
 
     def wait(self, status: Mapping[str, Any]) -> None:
         """A second has passed; ``status`` is the handle's."""
@@ -290,6 +296,8 @@ class _View:
         self.figures.status = status
         is_work = underway is not None or message.startswith(("compacting", "cleaning"))
         took_s, now = status["seconds"], self._clock.monotonic()
+        if now - self._written_at >= _METRICS_S:
+            self.write_metrics()
         if not self._has_shown or (is_work and took_s >= _LONG_S):
             self._show_step(message, underway)
         is_due = now - self._told_at >= _LINE_S and (took_s >= _LINE_S or not self._has_shown)
@@ -301,7 +309,7 @@ class _View:
         if underway is None or underway["step"] != "read" or not underway["tasks"]:
             self._bar.describe(f"mirroring, {message}")
             return
-        before = self.figures.changes
+        before = self.figures.total.changes
         self._bar.expect(before + underway["changes_planned"] + underway["changes_later"])
         self._bar.reach(before + underway["changes"])
         vbuckets = f"{underway['vbuckets']:,} of {underway['vbuckets_planned']:,} vbuckets"
@@ -313,9 +321,9 @@ class _View:
         self._has_shown = True
         figures = self.figures
         figures.add(what)
-        self._bar.reach(figures.changes)
-        self._bar.expect(figures.changes + what.lag_changes)
-        rescued = f", {figures.rescued:,} rescued" if figures.rescued else ""
+        self._bar.reach(figures.total.changes)
+        self._bar.expect(figures.total.changes + what.lag_changes)
+        rescued = f", {figures.total.rescued:,} rescued" if figures.total.rescued else ""
         self._bar.describe(f"mirroring, {what.rate:,.0f}/s, {what.lag_changes:,} behind{rescued}")
         if what.rolled_back:
             note(f"the bucket took changes back: rolled back {counted(len(what.rolled_back), 'vbucket')}")
@@ -330,6 +338,7 @@ class _View:
 
     def write_metrics(self) -> None:
         """Write the figures for Prometheus, atomically."""
+        self._written_at = self._clock.monotonic()
         if self._metrics_file is None:
             return
         from ..web.http import exposition_text

@@ -52,7 +52,8 @@ def _histogram(name: str, about: str, *labels: str) -> MetricDeclaration:
 
 
 _STREAM = ("bucket", "stream", "dialect", "role")
-_TABLE = ("bucket", "table")
+_RUN = ("bucket", "table")
+_TABLE = ("bucket", "table", "collection")
 
 NODE = (
     _gauge("node_info", "Always 1; the version is its label.", "version"),
@@ -79,7 +80,7 @@ NODE = (
         "Deleted documents that are still known, in active vbuckets that were used since the start.",
         "bucket",
     ),
-    _gauge("bucket_memory_bytes", "Changes in memory that are not on disk yet, in bytes.", "bucket"),
+    _gauge("bucket_memory_bytes", "Changes in memory, in bytes; those that are on disk too.", "bucket"),
     _gauge("bucket_memory_quota_bytes", "Where writes begin to wait (memory_quota).", "bucket"),
     _counter("bucket_writes_refused", "Writes refused because the quota was used up.", "bucket"),
     _gauge("bucket_back_pressure", "1 while writes are refused because the disk is behind.", "bucket"),
@@ -115,7 +116,7 @@ VBUCKETS = (
 """Of `tailrace serve`, with ``/metrics?vbuckets=1``."""
 
 READER = (
-    _gauge("reader_info", "Always 1; command, bucket and version are its labels.", "command", "version"),
+    _gauge("reader_info", "Always 1; command and version are its labels.", "command", "version"),
     _counter("reader_changes", "Changes that were read.", "bucket"),
     _counter("reader_rollbacks", "VBuckets that the bucket took back.", "bucket"),
     _gauge(
@@ -147,27 +148,32 @@ MIRROR = (
     _counter("mirror_rows_masked", "Rows that were masked: replaced or deleted.", *_TABLE),
     _counter("mirror_written_bytes", "Bytes of new files.", *_TABLE),
     _counter("mirror_rescued", "Rows of typed tables with something that does not fit.", *_TABLE),
-    _gauge("mirror_lag_changes", "Changes behind the bucket.", *_TABLE),
-    _gauge("mirror_lag_seconds", "Age of what the table shows.", *_TABLE),
-    _gauge("mirror_rate", "Changes a second, last round.", *_TABLE),
-    _gauge("mirror_batch", "Number of the last round.", *_TABLE),
-    _gauge("mirror_round_planned_changes", "Changes that the round under way reads.", *_TABLE),
-    _gauge("mirror_round_read_changes", "Those of them that are read and written.", *_TABLE),
+    _gauge("mirror_lag_changes", "Changes behind the bucket, once it was asked.", *_TABLE),
+    _gauge(
+        "mirror_lag_seconds",
+        "Age of what the table shows: the bucket was last known to have nothing newer so long ago. About a "
+        "second, or --trigger, if nothing is new.",
+        *_TABLE,
+    ),
+    _gauge("mirror_changes_per_second", "Of the last round.", *_RUN),
+    _gauge("mirror_batch", "Number of the last round.", *_RUN),
+    _gauge("mirror_round_planned_changes", "Changes that the round under way reads.", *_RUN),
+    _gauge("mirror_round_read_changes", "Those of them that are read and written.", *_RUN),
     _gauge("mirror_version", "Version of the table.", *_TABLE),
-    _gauge("mirror_reported_seconds", "When this was said, in unix time.", *_TABLE),
-    _histogram("mirror_round_duration_seconds", "How long rounds took, by phase.", *_TABLE, "phase"),
-    _counter("mirror_compactions", "Compactions that were committed.", *_TABLE),
+    _gauge("mirror_reported_timestamp_seconds", "When this was said, in unix time.", *_RUN),
+    _histogram("mirror_round_duration_seconds", "How long rounds took, by phase.", *_RUN, "phase"),
+    _counter("mirror_compactions", "Compactions that were committed.", *_RUN),
     _gauge("mirror_compaction_debt_rows", "Masked rows that are still in files.", *_TABLE),
     _gauge("mirror_files", "Data files of the table.", *_TABLE),
     _gauge("mirror_undo_depth_versions", "Versions that a rollback can return to.", *_TABLE),
     _gauge("mirror_undo_depth_seconds", "How far back the oldest of them is.", *_TABLE),
-    _counter("mirror_troubles", "Rounds that failed and were repeated, and other trouble.", *_TABLE),
+    _counter("mirror_troubles", "Rounds that failed and were repeated, and other trouble.", *_RUN),
 )
-"""Of `tailrace mirror`; a mirror of several tables has a line for each where that makes sense."""
+"""Of `tailrace mirror`; what can be said of each table is said of each."""
 
 MIRROR_VBUCKETS = (
-    _gauge("mirror_vbucket_seqno", "Where a vbucket stands in the table.", *_TABLE, "vbucket"),
-    _gauge("mirror_vbucket_lag_changes", "Changes of a vbucket that it has not.", *_TABLE, "vbucket"),
+    _gauge("mirror_vbucket_seqno", "Where a vbucket stands in the table.", *_RUN, "vbucket"),
+    _gauge("mirror_vbucket_lag_changes", "Changes of a vbucket that it has not.", *_RUN, "vbucket"),
 )
 """Of `tailrace mirror`, with ``/metrics?vbuckets=1``."""
 

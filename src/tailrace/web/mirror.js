@@ -9,9 +9,9 @@ function draw(all) {
   const told = back.length ? `The bucket took back changes ${back.length === 1 ? "once" : back.length + " times"}, and the table followed: ${count(m.rows_rolled_back)} rows. ` : "";
   const proved = back.length && all.verify && all.verify.equal && all.verify.time > back.at(-1).time;
   if (told && !proved) problems.push(`${told}Run 'tailrace verify' to prove that they agree.`);
-  verdict(problems, last ? `In step: ${count(m.lag_changes)} changes behind, ${seconds(m.lag_s)} old. ${proved ? told + "Verify has since found them equal." : ""}` : `Nothing is committed yet: ${m.message}.`);
+  verdict(problems, last || m.message === "waiting for changes" ? `In step: ${count(m.lag_changes)} changes behind, ${seconds(m.lag_s)} old. ${proved ? told + "Verify has since found them equal." : ""}` : `Nothing is committed yet: ${m.message}.`);
   show("head", `bucket ${m.bucket}, table ${m.table}, version ${count(m.version)}; ${m.message}`);
-  show("tiles", tile("changes behind", count(m.lag_changes)), tile("age of the table", seconds(m.lag_s), m.lag_s > 300), tile("changes applied", count(m.changes)), tile("rows written", count(m.rows_written)), tile("rows masked", count(m.rows_masked)), tile("bytes written", bytes(m.bytes_written)),
+  show("tiles", tile("changes behind", m.lag_changes === null ? "unknown" : count(m.lag_changes)), tile("age of the table", seconds(m.lag_s), m.lag_s > 300), tile("changes applied", count(m.changes)), tile("rows written", count(m.rows_written)), tile("rows masked", count(m.rows_masked)), tile("bytes written", bytes(m.bytes_written)),
     tile("vbuckets rolled back", count(m.rollbacks), m.rollbacks), tile("rows taken back", count(m.rows_rolled_back), m.rows_rolled_back), tile("compactions", count(m.compactions)), tile("problems", count(m.troubles), m.troubles));
   const marks = all.events.filter(e => e.event !== "compaction").map(e => ({ t: e.time, text: `${e.event}: ${e.text}` }));
   if (past.time.length) {

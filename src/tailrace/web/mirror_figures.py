@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..clock import SYSTEM, Clock
@@ -12,7 +12,7 @@ from .catalog import MIRROR, MIRROR_VBUCKETS, FigureSheet
 from .past import EVERY_S, Sample
 
 if TYPE_CHECKING:
-    from ..spark.rounds.progress import RoundProgress
+    from ..spark.rounds.progress import RoundProgress, Standing, TableCounts, TableFigures
 
 __all__ = ["MirrorFigures"]
 
@@ -20,9 +20,8 @@ _KEPT_ROUNDS = 50
 _KEPT_EVENTS = 500
 _PHASES = ("plan", "read", "write", "schedule", "commit", "maintain")
 _BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-
-
 _SHOWN_VBUCKETS = 20
+_DEFAULT_COLLECTION = "_default._default"
 
 
 def _few(went_back: Mapping[int, tuple[int, int]]) -> dict[str, list[int]]:
@@ -45,15 +44,41 @@ class _Durations:
             self.below[at] += duration_s <= bound
 
 
+class _Sums:
+    """What the rounds of a run did, to a table or to all of them."""
+
+    def __init__(self) -> None:
+        self.changes = self.rollbacks = self.rows_rolled_back = self.rescued = 0
+        self.rows_written = self.rows_masked = self.bytes_written = self.version = 0
+        self.last: TableFigures | None = None
+        """Of a table, how it is kept."""
+
+    def add(self, counts: TableCounts | RoundProgress, rolled_back: int, version: int) -> None:
+        """A round is done."""
+        self.version = version
+        self.changes += counts.changes
+        self.rollbacks += rolled_back
+        self.rows_rolled_back += counts.rows_rolled_back
+        self.rescued += counts.rescued
+        self.rows_written += counts.rows_written
+        self.rows_masked += counts.rows_masked
+        self.bytes_written += counts.bytes_written
+
+
 class MirrorFigures:
     """Counts what the rounds of a run did; read from another thread than it is written."""
 
-    def __init__(self, bucket: str, table: str, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self, bucket: str, table: str, paths: Mapping[str, str] | None = None, clock: Clock = SYSTEM
+    ) -> None:
+        """``paths`` are the tables of the collections, in the order of the reports."""
         self.bucket = bucket
         self.table = table
-        self.changes = self.rollbacks = self.rows_rolled_back = self.rescued = 0
-        self.rows_written = self.rows_masked = self.bytes_written = self.compactions = self.troubles = 0
-        self.version = 0
+        self._tables = {place: _Sums() for place in (paths or {_DEFAULT_COLLECTION: table}).items()}
+        self.standing: Callable[[], Standing | None] = lambda: None
+        """How far the tables are behind at this moment, once that is known."""
+        self.total = _Sums()
+        self.compactions = self.troubles = 0
         self.last_verdict: Callable[[], dict[str, Any] | None] = lambda: None
         """What `tailrace verify` found last, if anybody knows."""
         self.status: Mapping[str, Any] = {"message": "starting"}
@@ -62,23 +87,20 @@ class MirrorFigures:
         self._lock = threading.Lock()
         self._phases: dict[str, _Durations] = {}
         self._last: RoundProgress | None = None
-        self._last_at = clock.monotonic()
+        self._began = clock.monotonic()
         self._rounds: deque[dict[str, Any]] = deque(maxlen=_KEPT_ROUNDS)
         self._events: deque[dict[str, Any]] = deque(maxlen=_KEPT_EVENTS)
 
     def add(self, progress: RoundProgress) -> None:
         """A round is done."""
         with self._lock:
-            self._last, self._last_at = progress, self._clock.monotonic()
-            self.changes += progress.changes
-            self.rollbacks += len(progress.rolled_back)
-            self.rows_rolled_back += progress.rows_rolled_back
-            self.rescued += progress.rescued
-            self.rows_written += progress.rows_written
-            self.rows_masked += progress.rows_masked
-            self.bytes_written += progress.bytes_written
+            self._last = progress
+            rolled_back, version_before = len(progress.rolled_back), self.total.version
+            for of_table, figures in zip(self._tables.values(), progress.tables, strict=False):
+                of_table.add(figures.counts, rolled_back, figures.version)
+                of_table.last = figures
+            self.total.add(progress, rolled_back, progress.versions[0])
             self.compactions += bool(progress.compacted)
-            version_before, self.version = self.version, progress.versions[0]
             for phase, spent_s in progress.seconds.items():
                 if phase != "compaction" or progress.compacted:
                     self._phases.setdefault(phase, _Durations()).add(spent_s)
@@ -100,6 +122,13 @@ class MirrorFigures:
                 )
             if progress.compacted:
                 self._events.append({"time": now_s, "event": "compaction", "text": progress.compacted})
+
+    def note_versions(self, versions: Iterable[int]) -> None:
+        """Where the tables are without a round."""
+        with self._lock:
+            for of_table, version in zip(self._tables.values(), versions, strict=True):
+                of_table.version = version
+            self.total.version = next(iter(self._tables.values())).version
 
     def trouble(self, text: str) -> None:
         """Something went wrong, and is tried again."""
@@ -124,17 +153,17 @@ class MirrorFigures:
                     "table": self.table,
                     "message": self.status["message"],
                     "round": self.status.get("round", {}),
-                    "changes": self.changes,
-                    "rollbacks": self.rollbacks,
-                    "rows_rolled_back": self.rows_rolled_back,
-                    "rows_written": self.rows_written,
-                    "rows_masked": self.rows_masked,
-                    "bytes_written": self.bytes_written,
-                    "rescued": self.rescued,
+                    "changes": self.total.changes,
+                    "rollbacks": self.total.rollbacks,
+                    "rows_rolled_back": self.total.rows_rolled_back,
+                    "rows_written": self.total.rows_written,
+                    "rows_masked": self.total.rows_masked,
+                    "bytes_written": self.total.bytes_written,
+                    "rescued": self.total.rescued,
                     "compactions": self.compactions,
                     "troubles": self.troubles,
-                    "version": self.version,
-                    "lag_changes": 0 if self._last is None else self._last.lag_changes,
+                    "version": self.total.version,
+                    "lag_changes": self._lag_changes(),
                     "lag_s": self._lag_s(),
                 },
                 "rounds": list(self._rounds),
@@ -156,18 +185,20 @@ class MirrorFigures:
             )
             return {
                 "lag_s": round(max([self._lag_s(), *(done["lag_s"] for done in rounds)]), 3),
-                "lag_changes": max([last.lag_changes, *(done["lag_changes"] for done in rounds)]),
+                "lag_changes": max([self._lag_changes() or 0, *(done["lag_changes"] for done in rounds)]),
                 "undo_s": min((figures.undo_s for figures in last.tables), default=None),
                 **{phase: longest.get(phase, 0.0) for phase in _PHASES},
             }
 
+    def _lag_changes(self) -> int | None:
+        """Of the table that is furthest behind; None if that is not known yet."""
+        standing = self.standing()
+        return None if standing is None else max(standing.behind, default=0)
+
     def _lag_s(self) -> float:
-        """An idle mirror is as new as the bucket; one that was behind and has not reported since is later."""
-        last = self._last
-        if last is None:
-            return 0.0
-        waited_s = self._clock.monotonic() - self._last_at if last.lag_changes else 0.0
-        return last.lag_s + waited_s
+        """It grows while the mirror knows of nothing newer: in a long round, and while the bucket is away."""
+        standing = self.standing()
+        return self._clock.monotonic() - (self._began if standing is None else standing.as_of)
 
     def metrics(self, vbuckets: bool = False) -> FigureSheet:
         """For Prometheus."""
@@ -178,22 +209,12 @@ class MirrorFigures:
 
     def _fill(self, sheet: FigureSheet, *, vbuckets: bool) -> None:
         labels, last = (self.bucket, self.table), self._last
-        sheet.add("mirror_changes_total", self.changes, *labels)
-        sheet.add("mirror_rollbacks_total", self.rollbacks, *labels)
-        sheet.add("mirror_rolled_back_rows_total", self.rows_rolled_back, *labels)
-        sheet.add("mirror_rows_written_total", self.rows_written, *labels)
-        sheet.add("mirror_rows_masked_total", self.rows_masked, *labels)
-        sheet.add("mirror_written_bytes_total", self.bytes_written, *labels)
-        sheet.add("mirror_rescued_total", self.rescued, *labels)
-        sheet.add("mirror_lag_changes", 0 if last is None else last.lag_changes, *labels)
-        sheet.add("mirror_lag_seconds", self._lag_s(), *labels)
-        sheet.add("mirror_rate", 0.0 if last is None else last.rate, *labels)
+        sheet.add("mirror_changes_per_second", 0.0 if last is None else last.rate, *labels)
         sheet.add("mirror_batch", 0 if last is None else last.batch, *labels)
         underway = self.status.get("round", {})
         sheet.add("mirror_round_planned_changes", underway.get("changes_planned", 0), *labels)
         sheet.add("mirror_round_read_changes", underway.get("changes", 0), *labels)
-        sheet.add("mirror_version", self.version, *labels)
-        sheet.add("mirror_reported_seconds", self._clock.time_ns() / 1e9, *labels)
+        sheet.add("mirror_reported_timestamp_seconds", self._clock.time_ns() / 1e9, *labels)
         sheet.add("mirror_compactions_total", self.compactions, *labels)
         sheet.add("mirror_troubles_total", self.troubles, *labels)
         for phase, durations in self._phases.items():
@@ -201,15 +222,30 @@ class MirrorFigures:
             sheet.add_histogram(
                 "mirror_round_duration_seconds", bounds, durations.count, durations.total_s, *labels, phase
             )
-        tables = () if last is None else last.tables
-        for figures in tables:
-            place = self.bucket, self.table if len(tables) == 1 else figures.table
-            sheet.add("mirror_files", figures.files, *place)
-            sheet.add("mirror_compaction_debt_rows", figures.masked_rows, *place)
-            sheet.add("mirror_undo_depth_versions", figures.undo_versions, *place)
-            sheet.add("mirror_undo_depth_seconds", figures.undo_s, *place)
+        self._fill_tables(sheet)
         if vbuckets and last is not None:
             for vbucket, position in sorted(last.positions.items()):
                 sheet.add("mirror_vbucket_seqno", position.seqno, *labels, vbucket)
             for vbucket, changes in sorted({**dict.fromkeys(last.positions, 0), **last.behind}.items()):
                 sheet.add("mirror_vbucket_lag_changes", changes, *labels, vbucket)
+
+    def _fill_tables(self, sheet: FigureSheet) -> None:
+        standing, lag_s = self.standing(), self._lag_s()
+        for at, ((collection, table), figures) in enumerate(self._tables.items()):
+            place = self.bucket, table, collection
+            sheet.add("mirror_changes_total", figures.changes, *place)
+            sheet.add("mirror_rollbacks_total", figures.rollbacks, *place)
+            sheet.add("mirror_rolled_back_rows_total", figures.rows_rolled_back, *place)
+            sheet.add("mirror_rows_written_total", figures.rows_written, *place)
+            sheet.add("mirror_rows_masked_total", figures.rows_masked, *place)
+            sheet.add("mirror_written_bytes_total", figures.bytes_written, *place)
+            sheet.add("mirror_rescued_total", figures.rescued, *place)
+            sheet.add("mirror_version", figures.version, *place)
+            sheet.add("mirror_lag_seconds", lag_s, *place)
+            if standing is not None:
+                sheet.add("mirror_lag_changes", standing.behind[at], *place)
+            if figures.last is not None:
+                sheet.add("mirror_files", figures.last.files, *place)
+                sheet.add("mirror_compaction_debt_rows", figures.last.masked_rows, *place)
+                sheet.add("mirror_undo_depth_versions", figures.last.undo_versions, *place)
+                sheet.add("mirror_undo_depth_seconds", figures.last.undo_s, *place)

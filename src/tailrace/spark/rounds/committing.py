@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from pyroaring import BitMap
 
@@ -23,6 +23,7 @@ from ...table.rows import DELETED, table_schema
 from .changes import ChangeLogTarget
 from .freshness import Stands
 from .planning import RoundPlan
+from .progress import TableCounts
 from .task import TableTarget, TaskAnswer
 from .verdicts import Verdicts
 
@@ -36,15 +37,18 @@ _SHOWN_VBUCKETS = 8
 class RoundCounts:
     """What the commits of a round had in them."""
 
-    changes: int = 0
-    rows_written: int = 0
-    rows_masked: int = 0
-    bytes_written: int = 0
-    rescued: int = 0
+    tables: list[TableCounts]
+    log_bytes: int = 0
+    """Of files of the change log."""
     committed: bool = False
     started_over: set[int] = field(default_factory=set)
-    rows_rolled_back: int = 0
-    """Of vbuckets that were started over."""
+
+    def total(self) -> TableCounts:
+        """Of all tables, and the change log."""
+        names = [member.name for member in fields(TableCounts)]
+        sums = TableCounts(*(sum(getattr(table, name) for table in self.tables) for name in names))
+        sums.bytes_written += self.log_bytes
+        return sums
 
 
 @dataclass
@@ -58,12 +62,12 @@ class RoundCommitter:
     high_seqno: Callable[[int], int]
     """Of a vbucket, when the bucket was last asked."""
 
-    def go_back(self, plan: RoundPlan) -> tuple[dict[int, tuple[int, int]], int]:
+    def go_back(self, plan: RoundPlan) -> tuple[dict[int, tuple[int, int]], list[int]]:
         """VBuckets return to earlier versions of their tables: a state that the bucket had. Which, from where
-        to where, and how many rows went or came back with that.
+        to where, and how many rows of each table went or came back with that.
         """
         rolled_back: dict[int, tuple[int, int]] = {}
-        rows = 0
+        rows = [0] * len(self.tables)
         for index, table in enumerate(self.tables):
             back = plan.going_back(index)
             if not back:
@@ -88,7 +92,7 @@ class RoundCommitter:
             for vbucket, seqno in targets.items():
                 rolled_back.setdefault(vbucket, (table_before[vbucket], seqno))
             _log_rollback(table, table_before, targets, pieces)
-            rows += pieces.rows_back + pieces.rows_gone
+            rows[index] = pieces.rows_back + pieces.rows_gone
         return rolled_back, rows
 
     def add_columns(self, wanted: Iterable[DocumentColumns | None]) -> None:
@@ -126,7 +130,7 @@ class RoundCommitter:
         positions: dict[int, Position] = {}
         for answer in answers:
             positions.update(answer.positions)
-        counted = RoundCounts()
+        counted = RoundCounts([TableCounts() for _ in self.tables])
         if log is not None:
             self._commit_log(plan, answers, positions, log, counted)
         for index, table in enumerate(self.tables):
@@ -174,7 +178,7 @@ class RoundCommitter:
                 counts={"changes": sum(result.changes for result in results)},
             )
         )
-        counted.bytes_written += sum(result.bytes_written for result in results)
+        counted.log_bytes = sum(result.bytes_written for result in results)
         counted.committed = True
         crash_point("mirror.after-changes")
 
@@ -230,7 +234,6 @@ class RoundCommitter:
         if columns is not None:
             counts["rescued"] = sum(result.rescued for result in results)
             columns = columns.joined(result.documents for result in results if result.documents is not None)
-            counted.rescued += counts["rescued"]
         more = None if columns is None or columns == table.documents else columns
         table.commit(
             Commit(
@@ -247,13 +250,10 @@ class RoundCommitter:
             )
         )
         counted.committed = True
-        counted.changes += counts["changes"]
-        counted.rows_written += counts["rows_written"]
-        counted.rows_masked += rows_masked
-        counted.bytes_written += counts["bytes_written"]
         counted.started_over.update(resets)
+        counted.tables[index] = TableCounts(**counts)
         if resets and pieces is not None:
-            counted.rows_rolled_back += pieces.rows_gone
+            counted.tables[index].rows_rolled_back = pieces.rows_gone
             _log_rollback(
                 table,
                 {vbucket: held.get(vbucket, Position.BEGINNING).seqno for vbucket in resets},

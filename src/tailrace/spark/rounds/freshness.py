@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ...model import Position
 from ...table.contract import Table
 from .bucket import BucketState
+from .progress import Standing
 
 __all__ = ["Freshness", "Stands"]
 
@@ -50,6 +51,18 @@ class Freshness:
                     behind[vbucket] = high - least
                     break
         return behind
+
+    def standing(self, state: BucketState, tables: int) -> Standing:
+        """How far the first ``tables`` are, if the bucket is so far."""
+        stands = [self._stands.of(table) for table in self._tables[:tables]]
+        missing = tuple(
+            sum(
+                max(0, high - stand.get(vbucket, Position.BEGINNING).seqno)
+                for vbucket, high in state.high_seqnos.items()
+            )
+            for stand in stands
+        )
+        return Standing(self.as_of, missing)
 
     def went_back(self, state: BucketState) -> None:
         """What was to be reached before is no longer the bucket's."""

@@ -12,7 +12,7 @@ from ...clock import SYSTEM
 from ...errors import TailraceError
 from ...rng import unique_name
 from ...units import shown_ranges
-from .progress import RoundProgress, RoundUnderway
+from .progress import RoundProgress, RoundUnderway, Standing
 
 __all__ = ["MirrorHandle"]
 
@@ -28,6 +28,8 @@ class MirrorHandle:
         self.id = unique_name()
         self.runId = self.id
         self.stopping = threading.Event()
+        self.standing: Standing | None = None
+        """How far its tables are behind; None until the bucket was asked."""
         self._doing: str | RoundUnderway = "starting"
         self._since = SYSTEM.monotonic()
         self._recent: deque[RoundProgress] = deque(maxlen=_KEPT_PROGRESS)

@@ -175,6 +175,7 @@ class Mirror:
         if state is None:
             self._idle(self._lookout.state)
             return False
+        self._note_standing(state)
         for table in self.asked.all_tables:  # of an object store that is a request each, so not at every look
             table.refresh()
         state, plan = self._lookout.plan(state)
@@ -185,7 +186,9 @@ class Mirror:
         if plan.is_empty and self._lookout.is_holding:
             self._wait(_HELD_S)
         elif not plan.is_empty:
-            if not self._rounds.run(state, plan, planned_s):
+            has_moved = self._rounds.run(state, plan, planned_s)
+            self._note_standing(state)
+            if not has_moved:
                 self._wait(_POLL_S)
             self._pause_until(began)
         else:
@@ -195,8 +198,13 @@ class Mirror:
                     self.housekeeping.drain(self.handle.say)
                 return True
             self._freshness.reached(state)
+            self._note_standing(state)
             self._idle(state)
         return False
+
+    def _note_standing(self, state: BucketState) -> None:
+        """For whoever asks meanwhile."""
+        self.handle.standing = self._freshness.standing(state, len(self.tables))
 
     def _is_little(self, plan: RoundPlan) -> bool:
         """Whether it is better to wait for more; what goes back never waits."""

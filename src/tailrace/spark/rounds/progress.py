@@ -10,7 +10,7 @@ from ...clock import SYSTEM, Clock
 from ...model import Position
 from .planning import Range, changes_of
 
-__all__ = ["RoundProgress", "RoundUnderway", "TableFigures"]
+__all__ = ["RoundProgress", "RoundUnderway", "Standing", "TableCounts", "TableFigures"]
 
 _MUCH = 10
 """How fast a round goes is known when one of so many changes is done: a small task ends early."""
@@ -19,8 +19,30 @@ _NO_TASK_S = 5.0
 
 
 @dataclass(frozen=True)
+class Standing:
+    """How far the tables are behind the bucket, as it is known at any moment."""
+
+    as_of: float
+    """The tables have all that the bucket had at this moment, by the monotonic clock."""
+    behind: tuple[int, ...]
+    """Of each table, the changes that the bucket had when it was last asked and the table has not."""
+
+
+@dataclass
+class TableCounts:
+    """What a round did to a table."""
+
+    changes: int = 0
+    rows_written: int = 0
+    rows_masked: int = 0
+    bytes_written: int = 0
+    rows_rolled_back: int = 0
+    rescued: int = 0
+
+
+@dataclass(frozen=True)
 class TableFigures:
-    """How a table is kept."""
+    """How a table is kept, and what the round did to it."""
 
     table: str
     files: int
@@ -30,6 +52,8 @@ class TableFigures:
     """Versions that a rollback can return to."""
     undo_s: float
     """How far back the oldest of them is."""
+    version: int = 0
+    counts: TableCounts = field(default_factory=TableCounts)
 
 
 @dataclass(frozen=True)
@@ -81,7 +105,7 @@ class RoundProgress:
         report = asdict(self)
         del report["positions"], report["behind"]
         report["went_back"] = {str(number): list(ends) for number, ends in self.went_back.items()}
-        report["tables"] = list(report["tables"])
+        report["tables"] = [{**table, **table.pop("counts")} for table in report["tables"]]
         report["lag_s"] = round(self.lag_s, 3)
         report["seconds"] = {name: round(spent, 4) for name, spent in self.seconds.items()}
         report["rolled_back"], report["versions"] = list(self.rolled_back), list(self.versions)

@@ -19,7 +19,7 @@ from .freshness import Freshness, Stands
 from .handle import MirrorHandle
 from .housekeeping import Housekeeping
 from .planning import Range, RoundPlan, divided
-from .progress import RoundProgress, RoundUnderway, TableFigures
+from .progress import RoundProgress, RoundUnderway, TableCounts, TableFigures
 from .targets import log_target, planned_branches, table_target, with_branches
 from .task import RoundTask, TableTarget, TaskAnswer
 from .verdicts import Verdicts
@@ -87,12 +87,13 @@ class RoundRunner:
                     self._freshness.went_back(state)
                 self._freshness.reached(state)
             time.compaction_s = self._housekeeping.step_s if compacted else 0.0
+            total = counted.total()
             told.update(
-                changes=counted.changes,
+                changes=total.changes,
                 rolled_back_vbuckets=len(back.vbuckets),
-                rows_written=counted.rows_written,
-                rows_masked=counted.rows_masked,
-                bytes_written=counted.bytes_written,
+                rows_written=total.rows_written,
+                rows_masked=total.rows_masked,
+                bytes_written=total.bytes_written,
                 version=self._asked.tables[0].version,
             )
             has_moved = counted.committed or bool(back.vbuckets)
@@ -146,7 +147,7 @@ class RoundRunner:
             counted = self._committer.commit(plan, written.targets, written.log, written.answers)
         self._verdicts.committed(written.answers)
         self.committed_at = self._clock.monotonic()
-        back.add_started_over(counted)
+        back.join(counted)
         self._on_committed(plan)
         return counted
 
@@ -169,17 +170,17 @@ class RoundRunner:
         seconds: Mapping[str, float],
         compacted: str,
     ) -> RoundProgress:
-        tables = self._asked.tables
+        tables, total = self._asked.tables, counted.total()
         return RoundProgress(
             batch=self._batch,
-            changes=counted.changes,
+            changes=total.changes,
             rolled_back=tuple(sorted(back.vbuckets)),
             versions=tuple(table.version for table in tables),
-            rows_written=counted.rows_written,
-            rows_masked=counted.rows_masked,
-            bytes_written=counted.bytes_written,
-            rows_rolled_back=back.rows,
-            rescued=counted.rescued,
+            rows_written=total.rows_written,
+            rows_masked=total.rows_masked,
+            bytes_written=total.bytes_written,
+            rows_rolled_back=total.rows_rolled_back,
+            rescued=total.rescued,
             lag_changes=self._freshness.lag(state),
             lag_s=self._clock.monotonic() - self._freshness.as_of,
             seconds=seconds,
@@ -187,7 +188,9 @@ class RoundRunner:
             behind=self._freshness.behind(state),
             positions=tables[0].current.positions,
             compacted=compacted,
-            tables=tuple(self._figures_of(table) for table in tables),
+            tables=tuple(
+                self._figures_of(table, counts) for table, counts in zip(tables, counted.tables, strict=True)
+            ),
         )
 
     def _report(self, progress: RoundProgress) -> None:
@@ -196,7 +199,7 @@ class RoundRunner:
         if self._asked.on_progress is not None:
             self._asked.on_progress(progress)
 
-    def _figures_of(self, table: Table) -> TableFigures:
+    def _figures_of(self, table: Table, counts: TableCounts) -> TableFigures:
         files, versions = table.files(), list(table.versions())
         now_ms = self._clock.time_ns() // 1_000_000
         return TableFigures(
@@ -205,6 +208,8 @@ class RoundRunner:
             sum(file.rows - file.live_rows for file in files),
             len(versions),
             max(0, now_ms - versions[-1].timestamp_ms) / 1000 if versions else 0.0,
+            table.version,
+            counts,
         )
 
 
@@ -224,16 +229,17 @@ class _WentBack:
 
     vbuckets: dict[int, tuple[int, int]]
     """From which seqno to which."""
-    rows: int
-    """Rows that went or came back with that."""
+    rows: list[int]
+    """Of each table, rows that went or came back with that."""
     stood: Mapping[int, Position]
     """Where the first table stood afterwards."""
 
-    def add_started_over(self, counted: RoundCounts) -> None:
-        """Those that the tasks read again from the beginning."""
+    def join(self, counted: RoundCounts) -> None:
+        """Those that the tasks read again from the beginning went back too; the rows of all are counted."""
         for vbucket in counted.started_over - self.vbuckets.keys():
             self.vbuckets[vbucket] = (self.stood[vbucket].seqno if vbucket in self.stood else 0, 0)
-        self.rows += counted.rows_rolled_back
+        for counts, rows in zip(counted.tables, self.rows, strict=True):
+            counts.rows_rolled_back += rows
 
 
 class _Spent:
