@@ -90,9 +90,18 @@ def test_what_is_printed_back_is_a_file_without_passwords(run: Run, file: Path) 
     assert everything["host"] == "127.0.0.1" and everything["user"] == ["ada:***"]
 
 
+def test_a_second_name_of_an_option_is_not_printed(run: Run, file: Path) -> None:
+    """It was: `once = "now"` beside `to = "now"`, and no command took that back."""
+    file.write_text('[tail]\nurl = "couchbase://h"\nto = "now"\n')
+    assert tomllib.loads(run("--config", file, "config", "tail").out) == {
+        "tail": {"url": "couchbase://h", "to": "now"}
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [
+        ("[tail]\nonce = true\n", "[tail] in {file} has 'once', which is no option"),
         ("[serv]\n", "[serv] in {file} is no command; you may mean 'serve'"),
         ("[serve]\nprot = 1\n", "[serve] in {file} has 'prot', which is no option; you may mean 'port'"),
         (

@@ -92,7 +92,11 @@ def _names(command: click.Command) -> dict[str, click.Parameter]:
 
 
 def is_setting(parameter: click.Parameter) -> bool:
-    """Whether a file may have it: what a command is given, and how it keeps its log."""
+    """Whether a file may have it: what a command is given, and how it keeps its log. Not a second name that
+    the command line takes for the same.
+    """
+    if isinstance(parameter, click.Option) and parameter.hidden:
+        return False
     return parameter.expose_value or parameter.name in ("log_level", "log_json")
 
 

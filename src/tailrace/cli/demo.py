@@ -166,17 +166,21 @@ class _Demo:
         numbers = self.rng.sample(alive, again + 200)
         self._write(writer, numbers[:again], {"changed": "again"})
         self._wait_equal(watcher, failure)
+        self._take_sample(watcher)
         lost = new // (VBUCKETS * 2)
         self._version_before = self.version
-        self._kept = {vbucket: seqno - lost for vbucket, seqno in watcher.high_seqnos().items()}
+        kept = {vbucket: seqno - lost for vbucket, seqno in watcher.high_seqnos().items()}
         self._say(
             f"failover! the last {lost} changes of each vbucket are lost, others are made instead",
             is_rollback=True,
         )
         writer.rewind(None, lose=lost)
+        self._kept = kept
+        self._take_sample(watcher)
         self._write(writer, numbers[again:], {"made": "after the failover"})
         # the new branch may be at the very seqno that the table has reached on the old one
         self._wait_equal(watcher, failure, rolled_back=VBUCKETS)
+        self._take_sample(watcher)
         self._say("the mirror went back with the bucket, and is in step again")
 
     def _write(
@@ -245,17 +249,26 @@ class _Demo:
     def _sample(self) -> None:
         from ..client.kv import KvClient
         from ..connstr import parse
-        from ..spark.report import Sample
 
         with KvClient(parse(self.url)) as asker:
             while not self._done.wait(0.2):
-                high = asker.high_seqnos()
-                documents = int(asker.stats().get("curr_items", 0))
-                with self._lock:
-                    lag = sum(max(0, seqno - self.positions.get(v, 0)) for v, seqno in high.items())
-                    self.samples.append(
-                        Sample(self._now(), documents, self.table_rows, lag, self.applied, self.version)
-                    )
+                self._take_sample(asker)
+
+    def _take_sample(self, asker: KvClient) -> None:
+        from ..spark.report import Sample
+
+        with self._lock:
+            high = asker.high_seqnos()
+            documents = int(asker.stats().get("curr_items", 0))
+            lag = sum(max(0, seqno - self._reached(vbucket)) for vbucket, seqno in high.items())
+            self.samples.append(
+                Sample(self._now(), documents, self.table_rows, lag, self.applied, self.version)
+            )
+
+    def _reached(self, vbucket: int) -> int:
+        """What the table has of the bucket's history: after the failover, nothing that was lost."""
+        seqno = self.positions.get(vbucket, 0)
+        return seqno if vbucket in self.rolled_back else min(seqno, self._kept.get(vbucket, seqno))
 
     def _add_last_sample(self, verdict: Verdict) -> None:
         """Takes the version from verify: compaction and cleaning have made more since the last round."""

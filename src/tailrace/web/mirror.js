@@ -4,12 +4,12 @@ function draw(all) {
   const m = all.mirror, rounds = all.rounds, last = rounds.at(-1), tables = last ? last.tables : [];
   const problems = [];
   if (m.lag_s > 300) problems.push(`The table is ${seconds(m.lag_s)} behind the bucket.`);
-  if (all.verify && !all.verify.equal) problems.push(`The last verify found ${count(all.verify.differences)} differences.`);
+  if (all.verify && !all.verify.equal) problems.push(`The last verify found ${many(all.verify.differences, "difference")}.`);
   const back = all.events.filter(e => e.event === "rollback");
-  const told = back.length ? `The bucket took back changes ${back.length === 1 ? "once" : back.length + " times"}, and the table followed: ${count(m.rows_rolled_back)} rows. ` : "";
+  const told = back.length ? `The bucket took back changes ${back.length === 1 ? "once" : back.length + " times"}, and the table followed: ${many(m.rows_rolled_back, "row")}. ` : "";
   const proved = back.length && all.verify && all.verify.equal && all.verify.time > back.at(-1).time;
   if (told && !proved) problems.push(`${told}Run 'tailrace verify' to prove that they agree.`);
-  verdict(problems, last || m.message === "waiting for changes" ? `In step: ${count(m.lag_changes)} changes behind, ${seconds(m.lag_s)} old. ${proved ? told + "Verify has since found them equal." : ""}` : `Nothing is committed yet: ${m.message}.`);
+  verdict(problems, last || m.message === "waiting for changes" ? `In step: ${many(m.lag_changes, "change")} behind, ${seconds(m.lag_s)} old. ${proved ? told + "Verify has since found them equal." : ""}` : `Nothing is committed yet: ${m.message}.`);
   show("head", `bucket ${m.bucket}, table ${m.table}, version ${count(m.version)}; ${m.message}`);
   show("tiles", tile("changes behind", m.lag_changes === null ? "unknown" : count(m.lag_changes)), tile("age of the table", seconds(m.lag_s), m.lag_s > 300), tile("changes applied", count(m.changes)), tile("rows written", count(m.rows_written)), tile("rows masked", count(m.rows_masked)), tile("bytes written", bytes(m.bytes_written)),
     tile("vbuckets rolled back", count(m.rollbacks), m.rollbacks), tile("rows taken back", count(m.rows_rolled_back), m.rows_rolled_back), tile("compactions", count(m.compactions)), tile("problems", count(m.troubles), m.troubles));

@@ -32,10 +32,10 @@ function draw(view) {
   if (!n.ready) problems.push("The node waits for its cluster map and serves nothing.");
   for (const [name, b] of Object.entries(view.buckets)) {
     if (b.back_pressure) problems.push(`Bucket ${name} refuses writes: the disk is behind.`);
-    if (b.lost_changes) problems.push(`Bucket ${name} has lost ${count(b.lost_changes)} changes in ${count(b.failovers)} failovers of vbuckets.`);
+    if (b.lost_changes) problems.push(`Bucket ${name} has lost ${many(b.lost_changes, "change")} in ${many(b.failovers, "failover")} of vbuckets.`);
   }
   const slow = view.streams.filter(s => s.why.includes("slow"));
-  if (slow.length) problems.push(`${slow.length} streams are held up by their readers.`);
+  if (slow.length) problems.push(`${many(slow.length, "stream")} held up by the reader.`);
   if (n.disk_used > .9) problems.push(`The disk is ${Math.round(n.disk_used * 100)} % full.`);
   verdict(problems, "All is well.");
   show("head", `Tailrace ${n.version}, up for ${seconds(n.uptime_s)}`);

@@ -3,6 +3,7 @@
    Names and texts come from peers: they only ever become text, never markup. */
 const $ = id => document.getElementById(id);
 function count(n) { return Math.round(Number(n)).toLocaleString("en"); }
+function many(n, thing) { return `${count(n)} ${thing}${n === 1 ? "" : "s"}`; }
 function bytes(n) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let at = 0;
