@@ -99,6 +99,19 @@ def test_options_in_the_environment_exist(path: Path) -> None:
     assert named - known <= {"TAILRACE_USERNAME", "TAILRACE_PASSWORD"}
 
 
+def test_a_service_is_asked_for_its_health_where_it_listens() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yml").read_text())["services"]
+    text = (DEPLOY / "container" / "Containerfile").read_text()
+    (of_image,) = re.findall(r"http://127.0.0.1:(\d+)/", text)
+    for name in ("node", "mirror"):
+        (command,) = services[name]["command"]
+        (port,) = re.findall(r"--http-port (\d+)", command)
+        asked = re.findall(r"http://127.0.0.1:(\d+)/", str(services[name].get("healthcheck", of_image)))
+        assert {port} == {*asked} or (not asked and port == of_image)
+        assert f"127.0.0.1:{port}:{port}" in services[name]["ports"]
+        assert f"{name}:{port}" in (DEPLOY / "prometheus" / "prometheus.yml").read_text()
+
+
 def test_mirrors_do_not_want_the_same_port() -> None:
     """Each instance of the unit may say its own: the command line would win."""
     (words,) = commands_in((DEPLOY / "systemd" / "tailrace-mirror@.service").read_text())
