@@ -96,7 +96,7 @@ def test_a_node_after_load_failover_and_a_refused_login(tmp_path: Path) -> None:
 def test_a_mirror_after_a_rollback(tmp_path: Path) -> None:
     clock = ManualClock(time.time() - 100)
     figures, past = MirrorFigures("default", "people", clock=clock), Past(clock)
-    figures.standing = lambda: Standing(clock.monotonic() - 0.4, (0,))
+    figures.standing = lambda: Standing(clock.monotonic() - 1.4, (0,))
     seconds = {"plan": 0.1, "read": 0.4, "write": 0.3, "schedule": 0.1, "commit": 0.2, "maintain": 0.05}
     tables = (TableFigures("people", 12, 340, 40, 3600.0),)
     for number in range(20):

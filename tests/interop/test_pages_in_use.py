@@ -95,6 +95,7 @@ def test_a_node_by_keyboard_alone(browser: Browser, page: str) -> None:
     browser.press("Enter")
     browser.wait_for(f"{TEXT}.includes('failover: done')")
     browser.wait_for(f"{TEXT}.includes('why=failover')")
+    browser.wait_for("document.querySelectorAll('ul.tree').length === 3")  # two branches more
     browser.wait_for("document.querySelector('#streams button')")  # the reader has come back
     browser.click("#streams button")
     browser.wait_for(f"{TEXT}.includes('drop: done') && {TEXT}.includes('fault kind=drop')")

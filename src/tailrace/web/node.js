@@ -10,8 +10,13 @@ function bucketSection(name, b) {
     make("div", [tile("documents", count(b.documents)), tile("not on disk yet", count(b.queued)), tile("memory", `${bytes(b.memory_bytes)} of ${bytes(b.quota_bytes)}`, b.back_pressure), tile("disk", bytes(b.disk_bytes)), tile("failovers since the start", count(b.failovers), b.failovers), tile("changes lost by them", count(b.lost_changes), b.lost_changes)], { class: "tiles" }),
     map]);
 }
-async function inspect(bucket, id) {
+function inspect(bucket, id) {
   chosen = [bucket, id];
+  const field = document.forms.rewind.elements.vbucket;
+  if (field) field.value = id;
+  return history_of(bucket, id);
+}
+async function history_of(bucket, id) {
   const answer = await fetch(`api/vbucket?bucket=${encodeURIComponent(bucket)}&vbucket=${encodeURIComponent(id)}`);
   const v = await answer.json();
   if (v.error) { show("vbucket", make("p", v.error, { class: "bad" })); return; }
@@ -23,8 +28,6 @@ async function inspect(bucket, id) {
   }
   show("vbucket", make("p", `vbucket ${v.vbucket} of ${bucket} is ${v.state}: ${count(v.documents)} documents, high seqno ${count(v.high_seqno)}, on disk ${count(v.persisted_seqno)}, purged up to ${count(v.purge_seqno)}`),
     make("p", "Branches of its history, the oldest first; each begins where the one before was left:"), tree || "");
-  const field = document.forms.rewind.elements.vbucket;
-  if (field) field.value = id;
 }
 function draw(view) {
   const n = view.node, names = Object.keys(view.buckets);
@@ -47,6 +50,7 @@ function draw(view) {
     chart("queued", "Changes not on disk yet", [{ name: "", colour: "--amber", points: line("queued") }], marks, count);
   }
   show("buckets", ...names.map(name => bucketSection(name, view.buckets[name])));
+  if (chosen) history_of(...chosen).catch(() => undefined); // whoever is not there is told of by the next view
   if (chosen) for (const cell of document.querySelectorAll(`.map i[data-vbucket="${chosen[1]}"]`)) if (cell.parentElement.dataset.bucket === chosen[0]) cell.classList.add("chosen");
   const streams = view.streams.sort((a, b) => b.lag_changes - a.lag_changes).map(s => make("tr", [
     make("td", s.name || s.peer), make("td", s.dialect), make("td", s.role), make("td", s.bucket), make("td", count(s.streams), { class: "n" }), make("td", count(s.lag_changes), { class: "n" }),
