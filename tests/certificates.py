@@ -7,12 +7,16 @@ from pathlib import Path
 
 
 def make_certificate(
-    directory: Path, name: str, *, issuer: tuple[Path, Path] | None = None
+    directory: Path,
+    name: str,
+    *,
+    issuer: tuple[Path, Path] | None = None,
+    hosts: str = "IP:127.0.0.1,DNS:localhost",
 ) -> tuple[Path, Path]:
-    """A certificate and its key; its own authority unless there is an issuer."""
+    """A certificate for these hosts and its key; its own authority unless there is an issuer."""
     cert, key, request = (directory / f"{name}.{kind}" for kind in ("crt", "key", "csr"))
     extensions = directory / f"{name}.ext"
-    extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    extensions.write_text(f"subjectAltName={hosts}\n")
     run = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     run += ["-subj", f"/CN={name}", "-keyout", str(key)]
     if issuer is None:

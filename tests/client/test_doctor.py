@@ -187,6 +187,18 @@ def test_certificates(tmp_path: Path, node: RunningNode) -> None:
     assert "does not speak TLS" in text_of(findings, "tls")
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_certificate_for_another_host(tmp_path: Path, host: str) -> None:
+    """An address and a name that it does not have are two numbers of OpenSSL, and one mistake."""
+    cert, key = make_certificate(tmp_path, "node", hosts="DNS:node1.example.com")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+    with RunningNode(tls=context) as secure:
+        findings = examine(f"couchbases://{host}:{secure.tls_port}/default", tls=TlsOptions(cert))
+    assert wrong(findings) == [("tls", ERROR)]
+    assert "use a name that the certificate has" in text_of(findings, "tls")
+
+
 # login
 
 

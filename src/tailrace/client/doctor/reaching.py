@@ -20,7 +20,8 @@ __all__ = ["NAMES", "REACH", "TLS", "examine_names", "examine_sockets"]
 NAMES, REACH, TLS = "names", "reach", "tls"
 
 _CERTIFICATE_DAYS = 30
-_EXPIRED, _OTHER_HOST = 10, 62
+_EXPIRED = 10
+_OTHER_HOSTS = (62, 64)  # a name, an address
 _UNKNOWN_ISSUERS = (2, 18, 19, 20, 21)
 """Of OpenSSL's reasons why a certificate is not good (X509_V_ERR_…)."""
 
@@ -109,7 +110,7 @@ def _unreachable(seed: Address, problem: ConnectError) -> Finding:
     if isinstance(cause, ssl.SSLCertVerificationError):
         if cause.verify_code == _EXPIRED:
             way_out = "the certificate has run out: renew it on the node (or this machine's clock is wrong)"
-        elif cause.verify_code == _OTHER_HOST:
+        elif cause.verify_code in _OTHER_HOSTS:
             way_out = "use a name that the certificate has, or make one with this name"
         elif cause.verify_code in _UNKNOWN_ISSUERS:
             way_out = "give the authority that signed it with --tls-ca FILE or ?ca_cert_path=FILE"
