@@ -27,7 +27,8 @@ from cluster.processes import (
     url,
 )
 from tailrace.client.kv import KvClient
-from tailrace.errors import TailraceError
+from tailrace.cluster.service import DOOR_FILE, call
+from tailrace.errors import ConnectError, TailraceError
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -189,15 +190,26 @@ def test_the_command_line(tmp_path: Path, two_ports: int) -> None:
             client.set("a", b"1")
         table = run("status")
         assert "n2" in table.stdout
-        assert run("failover", "n9").returncode == 2
+        unknown = run("failover", "n9")
+        assert unknown.returncode == 2 and "which has n1, n2" in unknown.stderr
         removed = run("remove", "n2", "--json")
         assert removed.returncode == 0, removed.stderr
         assert [node["state"] for node in json.loads(removed.stdout)["nodes"]] == ["up", "out"]
         assert run("stop").returncode == 0
         assert run("status").returncode == 3
-        assert json.loads(run("start", "--json").stdout)["nodes"][0]["items"] == 1
+        restarted = run("start", "--nodes", "7", "--vbuckets", "4", "--json")
+        assert json.loads(restarted.stdout)["nodes"][0]["items"] == 1
+        assert "exists already: --nodes stays 2\n" in restarted.stderr
         with KvClient(answer["url"].replace(f",127.0.0.1:{answer['nodes'][1]['port']}", "")) as client:
             stored = client.get("a")
             assert stored is not None and stored.value == b"1"
     finally:
         run("stop")
+
+
+@pytest.mark.parametrize("door", ['{"port":1,"token":"x"}', "[]", "{}", "no JSON", '{"port":-5,"token":""}'])
+def test_a_coordinator_that_was_killed(tmp_path: Path, door: str) -> None:
+    """What it left behind leads nowhere, or is damaged: one line says how to go on."""
+    (tmp_path / DOOR_FILE).write_text(door)
+    with pytest.raises(ConnectError, match=r"can't be reached .*'tailrace cluster start'"):
+        call(tmp_path, "status")

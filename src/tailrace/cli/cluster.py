@@ -6,14 +6,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from ..errors import ConnectError, TailraceError, UsageError
 from .common import DIRECTORY, DURATION, Integer, JsonLines, json_option, note
 from .common import command as make_command
 from .common import group as make_group
+
+if TYPE_CHECKING:
+    from ..cluster.state import ClusterState
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -104,7 +108,9 @@ def start(
         raise TailraceError(f"the cluster in {str(directory)!r} runs already; see 'tailrace cluster status'")
     (directory / DOOR_FILE).unlink(missing_ok=True)  # of a coordinator that was killed
     coordinator = Coordinator(directory)
-    if not coordinator.load():
+    if coordinator.load():
+        _tell_what_stays(coordinator)
+    else:
         coordinator.create(
             nodes=nodes,
             bucket=bucket,
@@ -119,6 +125,24 @@ def start(
         return
     _start_in_background(directory, auto_failover)
     _show(call(directory, "status"), as_json)
+
+
+def _tell_what_stays(cluster: ClusterState) -> None:
+    """The cluster in the directory is not a new one: say which options of the command line change nothing."""
+    context = click.get_current_context()
+    is_now = {
+        "nodes": len(cluster.ports),
+        "bucket": cluster.bucket,
+        "vbuckets": cluster.vbuckets,
+        "replicas": cluster.replicas,
+    }
+    ignored = [
+        f"--{name} stays {value}"
+        for name, value in is_now.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and context.params[name] != value
+    ]
+    if ignored:
+        note(f"the cluster in {str(cluster.directory)!r} exists already: {', '.join(ignored)}")
 
 
 def _runs(directory: Path) -> bool:

@@ -142,7 +142,7 @@ class Service:
         if command in ("rebalance", "remove"):
             leaving = str(arguments["node"]) if command == "remove" else None
             if leaving is not None and leaving not in coordinator.members:
-                raise UsageError(f"there is no node {leaving!r}")
+                raise UsageError(f"there is no node {leaving!r}, there are {', '.join(coordinator.members)}")
             self._rebalance = coordinator.rebalance(leaving=leaving), peer, command
             return None
         raise UsageError(f"there is no command {command!r}")
@@ -178,16 +178,21 @@ def call(directory: Path, command: str, *, wait_s: float = 3600.0, **arguments: 
     path = directory / DOOR_FILE
     try:
         door = json.loads(path.read_bytes())
+        token = door["token"]
         peer = socket.create_connection(("127.0.0.1", door["port"]), timeout=_PEER_S)
     except FileNotFoundError:
         raise ConnectError(
             f"no cluster runs in {str(directory)!r}; start one with 'tailrace cluster start'"
         ) from None
-    except (OSError, ValueError, KeyError) as error:
-        raise ConnectError(f"the coordinator of {str(directory)!r} can't be reached: {error}") from None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or f"{str(path)!r} is damaged"
+        raise ConnectError(
+            f"the coordinator of {str(directory)!r} can't be reached ({why}); if it was killed, "
+            "start the cluster again with 'tailrace cluster start'"
+        ) from None
     with peer:
         peer.settimeout(wait_s)
-        request = {"token": door["token"], "command": command, "arguments": arguments}
+        request = {"token": token, "command": command, "arguments": arguments}
         try:
             peer.sendall(json.dumps(request).encode() + b"\n")
             data = b""
