@@ -28,6 +28,7 @@ from tailrace.errors import NotPersistedYet, UsageError
 from tailrace.history import FailoverLog
 from tailrace.model import Position
 from tailrace.protocol.dcp.received_stream import Stream
+from tailrace.protocol.questions import Patience
 from tailrace.wire.admin import ObserveSeqnoResponse
 from tailrace.wire.codes import DcpOpcode, Op, Status
 from tailrace.wire.header import Frame
@@ -305,7 +306,8 @@ def test_what_only_waits_for_the_application_is_not_said_to_be_held_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     link, now = Questions(), [0.0]
-    node = KnownNode(Address("127.0.0.1", 1), Backoff(random.Random(1)), link=link)  # type: ignore[arg-type]
+    node = KnownNode(Address("127.0.0.1", 1), Backoff(random.Random(1)), Patience())
+    node.link = link  # type: ignore[assignment]
     nodes: Any = SimpleNamespace(
         map=SimpleNamespace(version=(1, 1)),
         node_of=lambda _: node,
