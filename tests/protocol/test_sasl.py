@@ -356,3 +356,19 @@ def test_what_can_not_be_sent_is_a_usage_error() -> None:
     ):
         with pytest.raises(UsageError):
             make()
+
+
+def test_a_client_salts_a_password_once_for_all_connections() -> None:
+    """It is meant to take long. The proof is another one for each login."""
+    sasl._salted_once.cache_clear()
+    users = sasl.Users({"ada": "secret"}, random.Random(1))
+    proofs = set()
+    for number in range(3):
+        server = sasl.SaslServer(users, random.Random(10 + number))
+        client = sasl.client_for("SCRAM-SHA512", "ada", "secret", random.Random(20 + number))
+        proof = client.step(server.auth(b"SCRAM-SHA512", client.start()).value)
+        client.finish(server.step(b"SCRAM-SHA512", proof).value)
+        assert server.username == "ada"
+        proofs.add(proof)
+    assert len(proofs) == 3
+    assert sasl._salted_once.cache_info()[:2] == (2, 1)

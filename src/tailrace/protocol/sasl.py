@@ -23,6 +23,7 @@ import hmac
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, Protocol, TypeAlias
 
 from .. import rng as rng_
@@ -169,7 +170,7 @@ class ScramClient:
         nonce, salt, iterations = _server_first(challenge)
         if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce):
             raise LoginError("the server's SCRAM nonce does not extend ours")
-        salted = _salted_password(self._hash, self._password, salt, iterations)
+        salted = _salted_once(self._hash, self._password, salt, iterations)
         without_proof = b"c=biws,r=" + nonce
         signed = b",".join((self._first_bare, challenge, without_proof))
         client_key = _client_key(self._hash, salted)
@@ -419,6 +420,12 @@ def _base64(text: bytes) -> bytes | None:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         return None
+
+
+@lru_cache(maxsize=16)
+def _salted_once(name: str, password: str, salt: bytes, iterations: int) -> bytes:
+    """For a client, which logs in on every connection: to all nodes with the same salt, as RFC 5802 says."""
+    return _salted_password(name, password, salt, iterations)
 
 
 def _salted_password(name: str, password: str, salt: bytes, iterations: int) -> bytes:
