@@ -7,6 +7,8 @@ it; then the block is filled again. While the users keep up there is only one bl
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..wire.header import HEADER_SIZE, MAX_FRAME, frame_size
 
 __all__ = ["BLOCK_BYTES", "Block", "ReceiveBuffer"]
@@ -20,11 +22,10 @@ _MAX_SPARE = 2
 class Block:
     """Memory that is filled from the front."""
 
-    __slots__ = ("data", "filled", "users", "view")
+    __slots__ = ("filled", "users", "view")
 
     def __init__(self, size: int) -> None:
-        self.data = bytearray(size)
-        self.view = memoryview(self.data)
+        self.view = np.empty(size, np.uint8).data  # not touched before bytes come
         self.filled = 0
         self.users = 0
         """How many chunks still point into it."""
@@ -60,7 +61,7 @@ class ReceiveBuffer:
     @property
     def is_full(self) -> bool:
         """There is so little room that what is here should be taken before more is received."""
-        return len(self._block.data) - self._block.filled < _LEAST_ROOM
+        return len(self._block.view) - self._block.filled < _LEAST_ROOM
 
     @property
     def pending(self) -> memoryview:
@@ -83,18 +84,18 @@ class ReceiveBuffer:
         """Go on at the front of a block that has room for the rest of the frame that is being received."""
         block, begin = self._block, self._begin
         rest = block.filled - begin
-        needed = rest if rest < HEADER_SIZE else frame_size(block.data, begin, self._limit)
+        needed = rest if rest < HEADER_SIZE else frame_size(block.view, begin, self._limit)
         size = needed + _LEAST_ROOM
-        if block.users or size > len(block.data):
+        if block.users or size > len(block.view):
             fitting = self._spare.pop() if self._spare and size <= self._block_bytes else None
             self._block = fitting or Block(max(size, self._block_bytes))
-        self._block.data[:rest] = block.data[begin : block.filled]
+        self._block.view[:rest] = block.view[begin : block.filled]
         self._block.filled, self._begin = rest, 0
         if block is not self._block and not block.users:
             self._keep(block)
 
     def _keep(self, block: Block) -> None:
         """Memory that was touched once is cheaper than new memory; a little of it is worth keeping."""
-        if len(block.data) == self._block_bytes and len(self._spare) < _MAX_SPARE:
+        if len(block.view) == self._block_bytes and len(self._spare) < _MAX_SPARE:
             block.filled = 0
             self._spare.append(block)

@@ -77,7 +77,7 @@ def _wire(rng: random.Random, count: int) -> bytes:
 
 def _delivered(wire: bytes, count: int, retired: set[int], *, in_stretches: bool) -> Any:
     block = Block(len(wire))
-    block.data[:] = wire
+    block.view[:] = wire
     frames = scan(block.view)
     assert frames.error is None and frames.used == len(wire)
     headers = delivery.control_headers(frames)
