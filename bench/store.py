@@ -306,7 +306,7 @@ def layouts(args: argparse.Namespace) -> tuple[str, ...]:
     try:
         import rocksdict  # noqa: F401
     except ImportError:
-        print("without RocksDB: rocksdict is not installed (pip install rocksdict)")
+        print("without RocksDB: rocksdict is not installed (pip install -e '.[bench]')")
         return ()
     return LAYOUTS
 
