@@ -337,7 +337,7 @@ def test_replicas(fake: FakeServer) -> None:
 def test_clocks(node: RunningNode) -> None:
     findings = examine(node.url, clock=ManualClock(SystemClock.time_ns() / 1e9 - 3600))
     assert wrong(findings) == [("clock", WARNING)]
-    assert "3600 s ahead of" in text_of(findings, "clock")
+    assert re.search(r"3[6-9]\d\d s ahead of", text_of(findings, "clock"))  # the node's goes on meanwhile
 
 
 def test_failovers_again_and_again() -> None:
