@@ -50,7 +50,7 @@ function draw(view) {
     chart("queued", "Changes not on disk yet", [{ name: "", colour: "--amber", points: line("queued") }], marks, count);
   }
   show("buckets", ...names.map(name => bucketSection(name, view.buckets[name])));
-  if (chosen) history_of(...chosen).catch(() => undefined); // whoever is not there is told of by the next view
+  if (chosen) history_of(...chosen).catch(() => undefined);
   if (chosen) for (const cell of document.querySelectorAll(`.map i[data-vbucket="${chosen[1]}"]`)) if (cell.parentElement.dataset.bucket === chosen[0]) cell.classList.add("chosen");
   const streams = view.streams.sort((a, b) => b.lag_changes - a.lag_changes).map(s => make("tr", [
     make("td", s.name || s.peer), make("td", s.dialect), make("td", s.role), make("td", s.bucket), make("td", count(s.streams), { class: "n" }), make("td", count(s.lag_changes), { class: "n" }),
