@@ -332,7 +332,7 @@ def measure(name: str, port: int, seconds: float, turns: Path) -> bool:
     for prober in probers:
         prober.join()
     p50, p99 = statistics.median(taken_ms), taken_ms[int(len(taken_ms) * 0.99)]
-    ok = p99 <= TARGET_MS
+    ok = bool(p99 <= TARGET_MS)
     print(
         f"{name:<9} {len(taken_ms):>6,} checks  p50 {p50:7.2f} ms  p99 {p99:7.2f} ms  "
         f"max {taken_ms[-1]:7.1f} ms  target {TARGET_MS:.0f} ms: {'ok' if ok else 'MISSED'}",

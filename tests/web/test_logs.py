@@ -79,10 +79,9 @@ def test_every_event_has_its_line_in_the_docs() -> None:
     source = DOCS.parent / "src" / "tailrace"
     text = "\n".join(path.read_text() for path in source.rglob("*.py") if path.name != "logs.py")
     used = set(re.findall(r'(?:record\(|log_event\(\s*\w+,\s*[\w.]+,)\s*"(\w+)"', text))
-    used |= set(re.findall(r'watching_history\([^"]*"(\w+)"', text)) | {
-        "back_pressure_on",
-        "back_pressure_off",
-    }
+    used |= set(re.findall(r'watching_history\([^"]*"(\w+)"', text))
+    used |= {"back_pressure_on", "back_pressure_off"}
+    used |= {f"{what}_{how}" for what in ("flush", "maintenance") for how in ("failed", "recovered")}
     listed = re.findall(r"^\| (`.+?) \|", (DOCS / "logs.md").read_text(), re.M)
     assert set(re.findall(r"`(\w+)`", " ".join(listed))) == used
 
