@@ -319,6 +319,27 @@ def test_a_purge_is_ours_when_something_of_its_snapshot_came(replica: RunningNod
     assert purge_seqno() == (0 if came == "nothing" else 7)
 
 
+def test_a_part_of_a_snapshot_is_not_told_as_persisted(replica: RunningNode) -> None:
+    """A promotion goes back behind it, though it is on disk."""
+    with Controller(replica.port) as peer, Wire(replica.port) as wire:
+
+        def told() -> tuple[int, int]:
+            question = admin.ObserveSeqno(value=(0xAAAA).to_bytes(8, "big"))
+            answer = wire.ok(question)
+            return answer.persisted_seqno, answer.current_seqno
+
+        opaque = peer.begin()
+        for start, end in ((0, 2), (3, 6)):
+            assert peer.status_of(marker(opaque, start, end)) == 0
+            for seqno in range(max(start, 1), end):
+                assert peer.status_of(mutation(opaque, seqno, b"%d" % seqno)) == 0
+            wire.ok(admin.SeqnoPersistence(seqno=end - 1))
+            assert told() == (max(start - 1, 0), end - 1)
+            assert peer.status_of(mutation(opaque, end, b"%d" % end)) == 0
+            wire.ok(admin.SeqnoPersistence(seqno=end))
+            assert told() == (end, end)
+
+
 def test_a_snapshot_ends_with_a_change_that_is_not_for_the_replica(replica: RunningNode) -> None:
     with Controller(replica.port) as peer:
         opaque = peer.begin()

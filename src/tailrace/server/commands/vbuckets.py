@@ -137,7 +137,11 @@ def observe_seqno(call: Call[admin.ObserveSeqno]) -> Reply:
     if vbucket.state == VBucketState.DEAD:
         raise call.session.not_my_vbucket_refusal()
     uuid = call.request.vb_uuid
-    fields = (vbucket.id, vbucket.uuid, vbucket.persisted_seqno, vbucket.high_seqno)
+    # A promotion goes back behind a snapshot that did not come whole, though a part of it is on disk: whoever
+    # asks what can't be taken back any more must not count on that part.
+    start, end = vbucket.received
+    persisted = start if start < vbucket.persisted_seqno < end else vbucket.persisted_seqno
+    fields = (vbucket.id, vbucket.uuid, persisted, vbucket.high_seqno)
     entries = vbucket.failover_log.entries
     if uuid == entries[0].vb_uuid:
         return call.success(value=admin.OBSERVE_SEQNO_SAME.pack(0, *fields))
