@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import tailrace.testing
 from tailrace import FileState, MemoryState, Mutation
+from tailrace.client.autosave import Autosave
 from tailrace.client.checkpoints import parse_state
 from tailrace.client.progress import MAX_POINTS, Points, SavedPosition
 from tailrace.errors import StoreError, UsageError
@@ -183,6 +185,32 @@ def test_a_start_is_saved_beside_what_is_saved(connect: Callable[..., Any]) -> N
         assert [event.key for event in events if isinstance(event, Mutation)] == [b"more"]
         # what nobody saved is not saved with the start
         assert state.positions[0] == saved and state.positions[1].position.seqno == 1
+
+
+def test_who_is_cancelled_while_it_saves_waits_for_the_end_of_it() -> None:
+    """A reader that comes next would meet a save of the one before, which may be the older one."""
+    began, may_end = threading.Event(), threading.Event()
+    place, saved = SavedPosition(Position.at(7, 3), None, (), 0, 0), list[Mapping[int, SavedPosition]]()
+
+    class SlowState(MemoryState):
+        def save(self, positions: Mapping[int, SavedPosition]) -> None:
+            began.set()
+            assert may_end.wait(60)
+            saved.append(positions)
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(Autosave(SlowState(), is_automatic=True).save({0: place}, loop.time()))
+        await loop.run_in_executor(None, began.wait)
+        task.cancel()
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert saved == [{0: place}]
+
+    asyncio.run(work())
 
 
 @given(st.lists(st.integers(1, 10_000), unique=True).map(sorted))

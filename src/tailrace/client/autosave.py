@@ -64,5 +64,10 @@ class Autosave:
             await self._write(self._store, {**(self._last_saved or self._loaded), **starts})
 
     async def _write(self, store: StateStore, positions: Mapping[int, SavedPosition]) -> None:
-        await asyncio.get_running_loop().run_in_executor(None, store.save, positions)
+        saving = asyncio.get_running_loop().run_in_executor(None, store.save, positions)
+        try:
+            await asyncio.shield(saving)
+        except asyncio.CancelledError:
+            await asyncio.wait([saving])  # the next reader must not meet a save that goes on
+            raise
         self._last_saved = positions
