@@ -119,10 +119,10 @@ def _partial_snapshot_published() -> AbstractContextManager[Any]:
 def _retry_applied_twice() -> AbstractContextManager[Any]:
     original = ChaosJobs.run
 
-    def run(self: ChaosJobs, work: Any, pieces: Any, description: str) -> list[Any]:
-        answers = original(self, work, pieces, description)
+    def run(self: ChaosJobs, work: Any, pieces: Any, description: str, on_done: Any) -> list[Any]:
+        answers = original(self, work, pieces, description, on_done)
         if isinstance(work, task.RoundTask):  # one was slow, and there were two of it
-            answers.append(original(self, work, pieces[:1], description)[0])
+            answers.append(original(self, work, pieces[:1], description, None)[0])
         return answers
 
     return mock.patch.object(ChaosJobs, "run", run)

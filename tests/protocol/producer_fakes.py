@@ -681,12 +681,14 @@ class ReaderModel:
 
     def drain(self) -> None:
         """Read everything, as fast as it comes."""
+        woken = -1
         while True:
             size = self.reader.pull(700)
             if self.reader.outstanding:
                 self.reader.ack(self.reader.outstanding)
-            elif not size:
+            elif not size and self.reader.woken <= woken:  # it may have looked at streams that had nothing
                 break
+            woken = self.reader.woken
         self.forget_the_ended()
 
     def catch_up(self) -> None:

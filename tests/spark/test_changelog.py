@@ -146,10 +146,10 @@ def test_a_round_reads_again_all_that_stands_in_the_log(run: Run, monkeypatch: p
     seen: list[tuple[int, int]] = []
     play = LocalJobs.run
 
-    def look(jobs: LocalJobs, work: Any, pieces: Any, description: str) -> list[Any]:
+    def look(jobs: LocalJobs, work: Any, pieces: Any, description: str, on_done: Any) -> list[Any]:
         for ranges in pieces if isinstance(work, RoundTask) and work.log is not None else ():
             seen.extend((ranges[v].end, branch.seqno) for v, branch in work.log.branches.items())
-        return play(jobs, work, pieces, description)
+        return play(jobs, work, pieces, description, on_done)
 
     monkeypatch.setattr(LocalJobs, "run", look)
     run.once(options={"maxOffsetsPerTrigger": "4"})

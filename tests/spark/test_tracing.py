@@ -66,11 +66,11 @@ def test_a_round_that_fails_has_its_error(
 ) -> None:
     play, calls = LocalJobs.run, []
 
-    def fail_once(jobs: LocalJobs, work: Any, pieces: Any, description: str) -> list[Any]:
+    def fail_once(jobs: LocalJobs, work: Any, pieces: Any, description: str, on_done: Any) -> list[Any]:
         calls.append(description)
         if len(calls) == 1:
             raise StorageError("no room")
-        return play(jobs, work, pieces, description)
+        return play(jobs, work, pieces, description, on_done)
 
     monkeypatch.setattr(LocalJobs, "run", fail_once)
     with tailrace.testing.node(vbuckets=2) as node:
