@@ -67,3 +67,9 @@ def test_what_java_said_last_counts_too(monkeypatch: pytest.MonkeyPatch) -> None
 def test_other_connections_are_not_javas() -> None:
     assert lost_java(ConnectionRefusedError(111, "Connection refused")) is None
     assert lost_java(ValueError("x")) is None
+
+
+def test_a_chain_of_errors_that_leads_back_to_itself_comes_to_an_end() -> None:
+    error, other = ValueError("x"), ValueError("y")
+    error.__context__, other.__cause__ = other, error
+    assert lost_java(error) is None

@@ -25,8 +25,11 @@ def lost_java(error: BaseException) -> SparkLost | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and those behind it, each once: a chain may lead back to where it began."""
+    seen: list[BaseException] = []
     inner: BaseException | None = error
-    while inner is not None:
+    while inner is not None and not any(inner is earlier for earlier in seen):
+        seen.append(inner)
         yield inner
         inner = inner.__cause__ or inner.__context__
 
