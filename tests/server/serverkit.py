@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 from tailrace import rng
 from tailrace.clock import ManualClock
+from tailrace.server.http import HttpRequestBuffer, HttpService
 from tailrace.server.node import Node
 from tailrace.server.session import Session
 from tailrace.server.settings import Settings
@@ -179,3 +180,13 @@ def ask(bench: Bench, session: Session, *messages: Message | bytes) -> list[Fram
 
 def decode(frame: Frame) -> Any:
     return KV.decode(frame, Direction.TO_RECEIVER)
+
+
+def http_answer(service: HttpService, head: Sequence[str], body: bytes = b"") -> bytes:
+    """What a service answers to a request; ``head`` are its first line and its headers."""
+    buffer = HttpRequestBuffer()
+    lines = [*head, f"Content-Length: {len(body)}", "", ""]
+    assert buffer.add("\r\n".join(lines).encode() + body)
+    answer = buffer.answer(service)
+    assert isinstance(answer, bytes)
+    return answer

@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 
 import pytest
 
-from server.serverkit import Bench, Wire, ask
-from tailrace.server.http import HttpRequestBuffer, HttpStream, HttpStreaming, respond_to
+from server.serverkit import Bench, Wire, ask, http_answer
+from tailrace.server.http import HttpRequestBuffer, HttpStream, HttpStreaming
 from tailrace.server.management import management_service
 from tailrace.server.node import Node
 from tailrace.server.topology import NodeAddress, bucket_map
@@ -23,10 +23,9 @@ from tailrace.wire.codes import Feature, Status, VBucketState
 
 
 def call(node: Node, method: str, path: str, *headers: str, **form: str) -> tuple[int, Any]:
-    head = "\r\n".join([f"{method} {path} HTTP/1.1", "Host: localhost", *headers])
-    answer, _, body = respond_to(head.encode(), urlencode(form).encode(), management_service(node)).partition(
-        b"\r\n\r\n"
-    )
+    head = [f"{method} {path} HTTP/1.1", "Host: localhost", *headers]
+    whole = http_answer(management_service(node), head, urlencode(form).encode())
+    answer, _, body = whole.partition(b"\r\n\r\n")
     text = body.decode()
     return int(answer.split()[1]), json.loads(text) if text.startswith(("{", "[", '"')) else text
 

@@ -17,9 +17,9 @@ from typing import Any, cast
 import pytest
 
 import tailrace
-from server.serverkit import Bench, Wire
+from server.serverkit import Bench, Wire, http_answer
 from tailrace.server.fault_server import FaultServer
-from tailrace.server.http import HttpRequest, respond_to
+from tailrace.server.http import HttpRequest
 from tailrace.web import node_service
 from tailrace.web.faults import FaultKit
 from tailrace.wire import kv
@@ -156,7 +156,7 @@ def test_faults_are_events(node: FaultyNode) -> None:
 
 
 def test_without_a_token_there_is_no_kit() -> None:
-    answer = respond_to(b"POST /faults/rewind HTTP/1.1", b"{}", node_service(Bench().node))
+    answer = http_answer(node_service(Bench().node), ["POST /faults/rewind HTTP/1.1"], b"{}")
     assert answer.startswith(b"HTTP/1.1 404") and b"--fault-token" in answer
 
 

@@ -17,14 +17,13 @@ from typing import Any
 
 import pytest
 
-from server.serverkit import Bench, ask
+from server.serverkit import Bench, ask, http_answer
 from tailrace.server import stats
 from tailrace.server.http import (
     HttpContent,
     HttpRequest,
     HttpRequestBuffer,
     HttpStream,
-    respond_to,
     response,
 )
 from tailrace.server.node import Node
@@ -263,7 +262,7 @@ def test_a_page_of_somebody_else_changes_nothing(headers: tuple[str, ...], statu
     """A browser sends forms anywhere, and a user's login with them."""
     node = Bench().node
     head = ["POST /pools/default/buckets/default/scopes HTTP/1.1", "Host: 127.0.0.1:8091", *headers]
-    answer = respond_to("\r\n".join(head).encode(), b"name=new", node_service(node))
+    answer = http_answer(node_service(node), head, b"name=new")
     assert parsed(answer)[0] == status
     assert ("new" in [scope["name"] for scope in node.buckets["default"].store.manifest["scopes"]]) == (
         status == 200

@@ -32,7 +32,6 @@ __all__ = [
     "basic_login",
     "http_error",
     "is_address",
-    "respond_to",
     "response",
     "stream_head",
 ]
@@ -192,24 +191,15 @@ class HttpRequestBuffer:
     def answer(self, service: HttpService) -> bytes | HttpStream:
         """The whole response, where nothing takes time; nothing for a request without end."""
         request = self.understood(service)
-        return b"" if request is None else _answer(request, service)
-
-
-def respond_to(head: bytes, body: bytes, service: HttpService) -> bytes:
-    """The response to a request, where nothing takes time and it has an end."""
-    answer = _answer(_understood(head, body, service), service)
-    assert isinstance(answer, bytes)
-    return answer
-
-
-def _answer(request: HttpRequest | HttpContent, service: HttpService) -> bytes | HttpStream:
-    if isinstance(request, HttpContent):
-        return response(request)
-    content = service.serve(request)
-    if isinstance(content, HttpStream):
-        return content._replace(with_body=request.with_body)
-    assert content is None or isinstance(content, HttpContent)
-    return response(content, with_body=request.with_body)
+        if request is None:
+            return b""
+        if isinstance(request, HttpContent):
+            return response(request)
+        content = service.serve(request)
+        if isinstance(content, HttpStream):
+            return content._replace(with_body=request.with_body)
+        assert content is None or isinstance(content, HttpContent)
+        return response(content, with_body=request.with_body)
 
 
 def _understood(head: bytes, body: bytes, service: HttpService) -> HttpRequest | HttpContent:
