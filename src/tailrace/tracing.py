@@ -1,8 +1,9 @@
-"""Traces by OpenTelemetry, of rounds of a mirror and of slow commands of a node. An extra: without
-``pip install "tailrace[otel]"``, or if nobody wants traces, all of this is nothing.
+"""Traces by OpenTelemetry: the rounds of a mirror and the slow commands of a node. They are optional: without
+``pip install "tailrace[otel]"``, or if nobody asks for traces, nothing here does anything.
 
-A program that has set up OpenTelemetry gets them through its own provider. The command line sets it up from
-the usual variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_EXPORTER``, ``OTEL_SERVICE_NAME``, …).
+In a program that has set up OpenTelemetry, spans go to the program's own provider. The command line sets it
+up from the usual variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_EXPORTER``,
+``OTEL_SERVICE_NAME``, …).
 """
 
 from __future__ import annotations
@@ -13,21 +14,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["add_span", "configure_tracing", "span", "use_provider"]
+__all__ = ["add_span", "configure_tracing", "span"]
 
 _NAME = "tailrace"
 _WANTED_BY = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-_provider: Any = None
-
-
-def use_provider(provider: Any) -> None:
-    """Send spans to this provider; None: to the one of the whole process."""
-    global _provider  # noqa: PLW0603
-    _provider = provider
 
 
 def configure_tracing() -> str:
-    """Set OpenTelemetry up as the environment says; what is wrong, for people, or empty."""
+    """Set up OpenTelemetry as the environment says; returns what is wrong, for people, or an empty text."""
     exporter = os.environ.get("OTEL_TRACES_EXPORTER", "otlp")
     is_off = exporter == "none" or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
     if is_off or not any(os.environ.get(name) for name in _WANTED_BY):
@@ -57,16 +51,18 @@ def configure_tracing() -> str:
 
 
 def _tracer() -> Any:
-    """None if there is nobody to tell: OpenTelemetry is imported by whoever wants it."""
+    """None if nobody asks for traces: whoever does has imported OpenTelemetry."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None
-    return trace.get_tracer(_NAME, tracer_provider=_provider)
+    return trace.get_tracer(_NAME)
 
 
 @contextlib.contextmanager
 def span(name: str, **attributes: Any) -> Iterator[dict[str, Any]]:
-    """What the block does; what is put into the dictionary is told too. Spans inside of it are its parts."""
+    """A span around the block, whose own spans are children of this one. What it puts into the dictionary
+    becomes attributes.
+    """
     told: dict[str, Any] = {}
     tracer = _tracer()
     if tracer is None:
@@ -78,7 +74,7 @@ def span(name: str, **attributes: Any) -> Iterator[dict[str, Any]]:
 
 
 def add_span(name: str, began_ns: int, ended_ns: int, **attributes: Any) -> None:
-    """Something that is over, between two times since 1970."""
+    """A span that is over; both times are nanoseconds since 1970."""
     tracer = _tracer()
     if tracer is not None:
         tracer.start_span(name, start_time=began_ns, attributes=_named(attributes)).end(end_time=ended_ns)

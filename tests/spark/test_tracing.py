@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -21,20 +22,19 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import tailrace.testing
 from server.serverkit import Bench, ask
 from spark.local_jobs import LocalJobs
-from tailrace import tracing
 from tailrace.errors import StorageError
 from tailrace.spark.rounds.setup import build_mirror
 from tailrace.wire import admin, kv
 
 
 @pytest.fixture
-def exporter() -> Iterator[InMemorySpanExporter]:
+def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    """The provider of the whole process: OpenTelemetry lets it be set only once."""
     kept = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
-    tracing.use_provider(provider)
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     yield kept
-    tracing.use_provider(None)
     provider.shutdown()
 
 
