@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 import tailrace
-from cluster.follow import FeedReader, State, chains, given, mirroring, write
+from cluster.follow import FeedReader, Mirrored, State, chains, given, mirroring, write
 from cluster.processes import KEYS, RETRY_FOR_S, cluster, documents, replicated, until, url
 from tailrace.client.events import Mutation, Rollback
 from tailrace.errors import UsageError
@@ -33,15 +34,27 @@ class PersistedReader(threading.Thread):
         self.rollbacks: list[Rollback] = []
 
     def run(self) -> None:
-        with (
-            suppress(UsageError),
-            closing(self.source.changes()) as changes,
-        ):  # it ends when the source is closed
+        with suppress(UsageError), closing(self.source.changes()) as changes:  # until the source is closed
             for event in changes:
                 if isinstance(event, Mutation):
                     self.state[event.key] = event.value
                 elif isinstance(event, Rollback):
                     self.rollbacks.append(event)
+
+
+@contextmanager
+def reading(where: str, directory: Path) -> Iterator[tuple[PersistedReader, FeedReader, Mirrored]]:
+    """A reader, the Spark source and a mirror, all of which wait for every disk."""
+    reader = PersistedReader(where)
+    feed = FeedReader(given(where, persistedOnly="true"))
+    with (
+        closing(feed.feed),
+        reader.source,
+        mirroring(where, directory, persistedOnly="true") as (mirrored, _),
+    ):
+        reader.start()
+        feed.start()
+        yield reader, feed, mirrored
 
 
 def test_replicas_that_receive_nothing_hold_changes_back_and_a_failover_takes_none_back(
@@ -52,15 +65,7 @@ def test_replicas_that_receive_nothing_hold_changes_back_and_a_failover_takes_no
         write(made, b"kept")
         until(lambda: replicated(made), "the copies are not complete")
         kept = documents(where, KEYS)
-        reader = PersistedReader(where)
-        feed = FeedReader(given(where, persistedOnly="true"))
-        with (
-            closing(feed.feed),
-            reader.source,
-            mirroring(where, tmp_path / "table", persistedOnly="true") as (mirrored, _),
-        ):
-            reader.start()
-            feed.start()
+        with reading(where, tmp_path / "table") as (reader, feed, mirrored):
             until(lambda: reader.state == kept, "the reader has not caught up")
             until(lambda: feed.state == kept, "the source has not caught up")
             until(lambda: mirrored.rows() == kept, "the mirror has not caught up")
@@ -95,15 +100,7 @@ def test_a_replica_that_stands_still_holds_back_its_own_vbuckets(
         where, copies = url(made), chains(made)
         held = {key.encode() for key in KEYS if "n3" in copies[key][1:]}
         free = {key.encode() for key in KEYS} - held
-        reader = PersistedReader(where)
-        feed = FeedReader(given(where, persistedOnly="true"))
-        with (
-            closing(feed.feed),
-            reader.source,
-            mirroring(where, tmp_path / "table", persistedOnly="true") as (mirrored, _),
-        ):
-            reader.start()
-            feed.start()
+        with reading(where, tmp_path / "table") as (reader, feed, mirrored):
             until(lambda: len(mirrored.rows()) == len(KEYS), "the mirror has not caught up")
             until(lambda: len(reader.state) == len(feed.state) == len(KEYS), "others have not caught up")
             made.members["n3"].report([])  # it receives nothing any more

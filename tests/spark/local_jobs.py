@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from tailrace.spark.rounds.jobs import OnDone, Work
 
 
 class LocalJobs:
@@ -16,20 +18,20 @@ class LocalJobs:
         self.descriptions: list[str] = []
 
     def run(
-        self,
-        work: Callable[[Any], Any],
-        pieces: Sequence[Any],
-        description: str,
-        on_done: Callable[[int], None] | None = None,
+        self, work: Work, pieces: Sequence[Any], description: str, on_done: OnDone | None = None
     ) -> list[Any]:
         self.descriptions.append(description)
         sent = pickle.dumps(work)
         answers = []
         for number, piece in enumerate(pieces):
-            answers.append(pickle.loads(pickle.dumps(pickle.loads(sent)(pickle.loads(pickle.dumps(piece))))))
+            answers.append(self.attempt(sent, pickle.dumps(piece)))
             if on_done is not None:
                 on_done(number)
         return answers
+
+    def attempt(self, work: bytes, piece: bytes) -> Any:
+        """What a task answers; both are pickled."""
+        return pickle.loads(pickle.dumps(pickle.loads(work)(pickle.loads(piece))))
 
     def is_waiting(self) -> bool:
         return False

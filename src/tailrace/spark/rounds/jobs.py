@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.accumulators import AccumulatorParam
     from pyspark.sql import SparkSession
 
-__all__ = ["Jobs", "OnDone", "SparkJobs", "own_error", "python_trouble", "what_failed"]
+__all__ = ["Jobs", "OnDone", "SparkJobs", "Work", "own_error", "python_trouble", "what_failed"]
 
 _DDL = "piece bigint, answer binary"
 _ANSWER = pa.schema([("piece", pa.int64()), ("answer", pa.binary())])
