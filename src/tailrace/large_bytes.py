@@ -1,8 +1,8 @@
-"""Large byte strings, put together without holding everybody up.
+"""Large byte strings, put together without holding up other threads.
 
 A string of 20 MiB is memory that nobody has touched yet, 5,000 pages of it. The system hands them out one by
-one as they are written to, which takes several times as long as the copy: 14 ms against 3. Where it has huge
-pages for whoever asks, it hands out ten of those instead.
+one as they are written to, which takes several times as long as the copy: 14 ms against 3. Where it gives
+huge pages to whoever asks, it hands out ten of those instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LARGE_BYTES = 1 << 20
 
 _AT_ONCE = 256 << 10
 _RESERVED = 8
-"""Room is made for so many times of what has come at most, whatever somebody says will come."""
+"""Room is made for at most so many times what has come, however much a peer announces."""
 _HUGE_PAGES: int = getattr(mmap, "MADV_HUGEPAGE", 0)
 _CONTENT_AT = bytes.__basicsize__ - 1
 """Where the content of a byte string begins in it."""
@@ -49,7 +49,7 @@ _new_bytes = _maker() if _advise is not None else None
 
 
 def _copy(part: bytes | memoryview, to: int) -> int:
-    """Copy bytes to an address; the one behind them."""
+    """Copy bytes to an address; returns the address after them."""
     if len(part):
         ctypes.memmove(to, np.frombuffer(part, np.uint8).ctypes.data, len(part))
     return to + len(part)
@@ -63,17 +63,16 @@ def join_large(*parts: bytes | memoryview) -> bytes:
     made = _new_bytes(None, size)  # nobody else has it yet, so it may be written to
     at = id(made) + _CONTENT_AT
     first, last = -(-at // mmap.PAGESIZE), (at + size) // mmap.PAGESIZE
-    _advise(
-        first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE, _HUGE_PAGES
-    )  # if not, it only takes longer
+    # If the system does not follow the advice, it only takes longer.
+    _advise(first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE, _HUGE_PAGES)
     for part in parts:
         at = _copy(part, at)
     return made
 
 
 def gather_large(parts: Iterable[bytes], size: int) -> npt.NDArray[np.uint8]:
-    """Parts of ``size`` bytes in all, one behind the other. They are copied some at a time, and large ones
-    beside other threads, which would stand still while all of them are joined.
+    """Parts of ``size`` bytes in all, one after the other. Small ones are copied some at a time, and large
+    ones while other threads go on: these would stand still while everything is joined at once.
     """
     made = np.empty(size, np.uint8)
     at, waiting, waiting_bytes = 0, list[bytes](), 0
@@ -98,7 +97,7 @@ def gather_large(parts: Iterable[bytes], size: int) -> npt.NDArray[np.uint8]:
 
 
 class LargeBytes:
-    """A string of known size that comes in pieces; each is copied once, and all of it never."""
+    """A string of known size that comes in pieces; each piece is copied once, the whole never."""
 
     __slots__ = ("_first", "_made", "_size", "_to")
 

@@ -465,7 +465,7 @@ class ServerConnection(asyncio.Protocol):
         session, transport = self._session, self._transport
         if session is None or transport is None or self._pumping:
             return
-        if not self._pump_due:  # whatever else happens to it, its next turn is the one that is due
+        if not self._pump_due:  # else it waits for the turn that is due
             self._move(session, transport)
         if isinstance(session, Session) and session.unprocessed_bytes != self._unprocessed:
             self._unprocessed = session.unprocessed_bytes
@@ -587,7 +587,7 @@ class ServerConnection(asyncio.Protocol):
         """Close after what is ready has been sent."""
         if self._session is not None:
             self._session.close(reason)
-            self._pump_due = False  # there will be no other turn
+            self._pump_due = False  # there is no later turn
             self._pump()
         if self._transport is not None:
             _close(self._transport)

@@ -80,7 +80,7 @@ class BackgroundWork:
 
     @property
     def disk_refuses(self) -> bool:
-        """The last commit failed, or the last maintenance: nobody knows when it takes something again."""
+        """The last commit or maintenance failed: nobody knows when the disk will accept something again."""
         return self._flush_trouble.is_on or self._maintenance.trouble.is_on
 
     @property
@@ -278,8 +278,8 @@ class _Maintenance:
 
 
 class _Trouble:
-    """The disk refuses something that is tried again and again. That is told when it begins, when it has
-    another reason, and when it is over: a line for each try would fill a disk that is full already.
+    """The disk refuses something that is tried again and again. It is reported when that begins, when the
+    reason changes, and when it is over: a line for each try would fill a disk that is full already.
     """
 
     def __init__(self, what: str, bucket: str, events: EventLog) -> None:

@@ -59,8 +59,10 @@ class ServedBucket:
         return self.store.memory_bytes >= self._memory_quota
 
     def backfills_wait(self) -> bool:
-        """It is no time to begin something large: the disk is behind, and soon it won't be. While it takes
-        nothing at all that can't be said, and readers would wait for ever.
+        """Whether it is no time to begin a backfill: the disk is behind and will soon catch up. While it
+        accepts nothing at all nobody knows when that is, and readers would wait for ever.
+
+        Rule: docs/spec/dcp.md#stream-request-16.
         """
         return self.memory_is_short() and self.store.persistence and not self.work.disk_refuses
 

@@ -94,7 +94,7 @@ def verify(
 ) -> Verdict:
     """Compare every document of a bucket with its mirror, in parallel.
 
-    ``on_progress`` is told how many changes are compared, and of how many.
+    ``on_progress`` is called with the number of changes that are compared, and that of all.
     """
     given = source_options(url, options)
     held = open_table(table, TableOptions(dict(storage_options or {})))
@@ -113,7 +113,7 @@ def repair(
 ) -> None:
     """Read vbuckets again from the beginning and replace their rows, in one commit each round.
 
-    ``on_status`` is told once a second what is being done, as `MirrorHandle.status` says it.
+    ``on_status`` is called once a second with `MirrorHandle.status`: what is being done.
     """
     held = open_table(table, TableOptions(dict(storage_options or {})))
     collection = f"{held.source['scope']}.{held.source['collection']}"

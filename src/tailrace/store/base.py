@@ -71,7 +71,7 @@ class ReceivedRange(NamedTuple):
 
 
 STATE_DISK_BYTES = 4 << 20
-"""Of a disk half of which is free: to replace the state of 1,024 vbuckets, with all of their branches."""
+"""Half of it is what replacing the state of 1,024 vbuckets takes, with all their branches."""
 
 
 @dataclass(slots=True)
@@ -105,9 +105,9 @@ class StoreSettings:
 
     @property
     def least_disk_bytes(self) -> int:
-        """A node whose disk has this size and was full accepts writes again when half of it is free. On a
-        smaller one it may not: sealing what is in memory needs room for the log and the segment at once. For
-        documents of a few bytes both together are 2.7 times as large as what they take in memory.
+        """A node whose disk has this size and was full accepts writes again once half of it is free. With a
+        smaller disk it may not: sealing what is in memory needs room for the log and the segment at once, and
+        for documents of a few bytes the two together take 2.7 times as much as the documents in memory.
         """
         return 6 * self.memory_quota + STATE_DISK_BYTES
 

@@ -105,9 +105,10 @@ class Journal:
         self.synced.close()
 
     def _give_up(self) -> None:
-        """The newest log is of no more use. If no batch of it counts, the next one follows the one before it
-        and this one goes: on a full disk each try would leave as much as had room, and use up what somebody
-        makes free bit by bit. It goes when the next one is durable, for its header may make a batch void.
+        """The newest log can't be used any more. If none of its batches counts, the next log follows the one
+        before it, and this one is removed: on a full disk each attempt would leave behind as much as there
+        was room for, and so use up what somebody frees bit by bit. It is removed only when the next log is
+        durable, because its header may make a batch void.
         """
         if self._writer is not None and self.valid_bytes == LOG.size:
             self._unused = self.number
@@ -116,8 +117,8 @@ class Journal:
 
     def disown(self) -> None:
         """A batch that failed may be whole on disk all the same, and a start after a crash would take it for
-        one that was committed. The next log makes it void: it says how many bytes of this one count. Where
-        the disk refuses that log, too, nobody knows until the next commit.
+        one that was committed. The next log makes it void: it says how many bytes of this one count. If the
+        disk refuses that log too, the batch stays in doubt until the next commit.
         """
         with contextlib.suppress(OSError):
             if self._writer is None:

@@ -4,7 +4,7 @@ A batch is either whole or it never was: its checksums cover everything in it, a
 batch before that batch is synced. So a crash can only tear the last batch of the newest log, and `read_log`
 tells a torn tail from damage: behind a torn batch there is no other one. A log on which a write or sync
 failed is given up, because nobody knows what its end holds; the next log says how many of its bytes count.
-If none do it is removed then.
+If none do, it is removed.
 """
 
 from __future__ import annotations

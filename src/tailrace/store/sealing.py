@@ -37,8 +37,8 @@ class _Jobs:
     sealing: SealJob | None = None
     merging: MergeJob | None = None
     is_closed: bool = False  # none begins any more
-    seal_failed: bool = False  # the last one
-    sealed_alone: bool = False  # ... and nothing was merged beside it, nor since
+    seal_failed: bool = False  # the last seal did
+    sealed_alone: bool = False  # nothing was merged beside it, nor since
 
     def settle(self) -> None:
         """Nothing is under way on other threads afterwards. Merging that nobody asked for is broken off."""
@@ -135,8 +135,8 @@ class SealedStore:
         if jobs.is_closed:
             return None
         if jobs.seal_failed:
-            # There may be room for a seal or a merge, and not for both: no merge begins beside the next try.
-            # But merging may make room, so after a try that was alone it has its turn.
+            # There may be room for a seal or a merge, but not for both: no merge begins beside the next
+            # attempt to seal. But merging may make room, so it has its turn after an attempt that was alone.
             merge = self._begin_merge() if jobs.sealing is None and jobs.sealed_alone else None
             return merge or self._begin_seal()
         return self._begin_seal() or self._begin_merge()

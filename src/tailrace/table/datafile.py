@@ -65,7 +65,7 @@ _LONG = frozenset({"value", "value_base64", "key_base64", RESCUED})
 _DISTINCT = frozenset({"key", "value", "seqno", "cas", "event_time"})
 """Columns whose values hardly repeat: dictionaries of them would be made in vain."""
 _LOOKED_AT = 2048
-"""Rows that tell whether the values of a document's column repeat."""
+"""How many rows are looked at to see whether the values of a document's column repeat."""
 
 _STATISTICS_CHARACTERS = 32
 _HIGHEST = "\U0010ffff"
@@ -148,7 +148,7 @@ class DataFileWriter:
         self._h2: list[Hashes] = []
         self._statistics = FileStatistics(schema)
         self._parquet: pq.ParquetWriter | None = None
-        """Made for the first rows: how a column is written depends on what is in it."""
+        """Made when the first rows come: how a column is written depends on what is in it."""
         self.bytes = 0
         """Of the rows in memory."""
 
@@ -310,7 +310,7 @@ def _parquet_options(rows: pa.Table) -> dict[str, Any]:
 
 
 def _repetitive(name: str, column: pa.ChunkedArray) -> list[str]:
-    """The parts of a column in which most values come again."""
+    """The parts of a column in which most values repeat."""
     some = column.slice(0, _LOOKED_AT)
     first = pa.concat_arrays(some.chunks) if some.num_chunks else pa.array([], column.type)
     return [

@@ -19,7 +19,7 @@ __all__ = ["common_type", "count_parts", "extended_type", "has_more", "infer_fie
 _MAX_DEPTH = 16
 """What is nested deeper is no column; it stays where it is, in the document."""
 _ALIKE = 8
-"""Among the last so many types one is looked for: documents of a bucket are much alike."""
+"""How many of the last types a new one is compared with: the documents of a bucket are much alike."""
 _LONG_WHOLE = pa.decimal128(38, 0)
 
 
@@ -64,7 +64,7 @@ def _is_text(name: str) -> bool:
 
 
 def _common(kinds: list[pa.DataType]) -> pa.DataType:
-    """A type for all; one that came before has nothing new to say."""
+    """A type for all of them; one that has come before adds nothing."""
     distinct = kinds[:1]
     for kind in kinds[1:]:
         if kind not in distinct[-_ALIKE:]:

@@ -71,7 +71,7 @@ def leaf_columns(name: str, column: pa.Array) -> Iterator[tuple[str, pa.Array]]:
 
 
 def leaf_paths(name: str, kind: pa.DataType) -> list[str]:
-    """The paths of the columns that Parquet makes of one of a type."""
+    """The paths of the columns that Parquet makes of a column of this type."""
     return [path for path, _ in leaf_columns(name, pa.array([], kind))]
 
 

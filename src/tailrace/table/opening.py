@@ -67,7 +67,7 @@ def open_or_create(
 def query_table(
     table: Table, storage_options: Mapping[str, str], sql: str, *, names: Iterable[str], batch_rows: int
 ) -> pa.RecordBatchReader:
-    """What an engine of others answers to a query in which the table has these names.
+    """The answer of an SQL engine to a query in which the table has these names.
 
     Errors in the query have the engine's own classes.
     """

@@ -37,7 +37,7 @@ RESCUED = "_rescued"
 _BLOCK = 4096
 """Documents that are read at once: what a call costs is shared by so many."""
 _FAILURES = 3
-"""After so many blocks that have more than the columns, the others are not expected to fit at once either."""
+"""After so many blocks with more in them than the columns take, no other is expected to fit as a whole."""
 _STRIKES = 3
 """A field in which more documents of a block don't fit is read apart, document by document."""
 _SOME = 256
@@ -112,8 +112,8 @@ class DocumentShape:
     def _read_strictly(self, values: pa.Array) -> _Part | None:
         """All of them, if they have nothing but these fields and all of it fits; else None.
 
-        Then the texts need not be searched for what Arrow's reader must not see: a number that JSON has not
-        fits no column, and neither does what is nested deeper than the columns are.
+        Then the texts need not be searched for what Arrow's reader must not see: a number that JSON does not
+        have fits no column, and neither does anything that is nested deeper than the columns.
         """
         if any(_has_map(field.type) for field in self.schema):
             return None
@@ -182,9 +182,9 @@ class DocumentShape:
         return set()
 
     def _read(self, values: pa.Array, apart: Collection[str] = (), *, strict: bool = False) -> _Part:
-        """All of them by Arrow's reader; it raises if one does not fit. Fields ``apart`` are left null.
+        """All of them by Arrow's reader, which raises if one does not fit. Fields ``apart`` are left null.
 
-        ``strict``: it raises for a field that is not in the schema, too.
+        With ``strict`` it raises for a field that is not in the schema, too.
         """
         there = values.drop_null() if values.null_count else values
         if not len(there):

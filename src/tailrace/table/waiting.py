@@ -144,8 +144,8 @@ def wait_for(
 ) -> int:
     """Wait until a table holds changes; the version that does.
 
-    ``tokens`` are mutation tokens as an SDK returns them, ``(vbucket, vb_uuid, seqno)``, or ``7:1:12``; or
-    one such token.
+    ``tokens`` are one or more mutation tokens: as an SDK returns them, ``(vbucket, vb_uuid, seqno)``, or
+    ``7:1:12``.
     `TokensNotHeld` if the bucket has taken one of them back, or if the time is over.
     """
     wanted = [MutationToken.of(token) for token in _each(tokens)]

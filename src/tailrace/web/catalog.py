@@ -80,7 +80,7 @@ NODE = (
         "Deleted documents that are still known, in active vbuckets that were used since the start.",
         "bucket",
     ),
-    _gauge("bucket_memory_bytes", "Changes in memory, in bytes; those that are on disk too.", "bucket"),
+    _gauge("bucket_memory_bytes", "Bytes of changes in memory, whether or not they are on disk.", "bucket"),
     _gauge("bucket_memory_quota_bytes", "Where writes begin to wait (memory_quota).", "bucket"),
     _counter("bucket_writes_refused", "Writes refused because the quota was used up.", "bucket"),
     _gauge("bucket_back_pressure", "1 while writes are refused because the disk is behind.", "bucket"),
@@ -148,19 +148,19 @@ MIRROR = (
     _counter("mirror_rows_masked", "Rows that were masked: replaced or deleted.", *_TABLE),
     _counter("mirror_written_bytes", "Bytes of new files.", *_TABLE),
     _counter("mirror_rescued", "Rows of typed tables with something that does not fit.", *_TABLE),
-    _gauge("mirror_lag_changes", "Changes behind the bucket, once it was asked.", *_TABLE),
+    _gauge("mirror_lag_changes", "Changes behind the bucket; missing until it has been asked.", *_TABLE),
     _gauge(
         "mirror_lag_seconds",
-        "Age of what the table shows: the bucket was last known to have nothing newer so long ago. About a "
-        "second, or --trigger, if nothing is new.",
+        "Age of what the table shows: how long ago the bucket was last known to have nothing newer. About a "
+        "second, or --trigger, while nothing changes.",
         *_TABLE,
     ),
-    _gauge("mirror_changes_per_second", "Of the last round.", *_RUN),
+    _gauge("mirror_changes_per_second", "Changes per second in the last round.", *_RUN),
     _gauge("mirror_batch", "Number of the last round.", *_RUN),
     _gauge("mirror_round_planned_changes", "Changes that the round under way reads.", *_RUN),
-    _gauge("mirror_round_read_changes", "Those of them that are read and written.", *_RUN),
+    _gauge("mirror_round_read_changes", "How many of them are read and written.", *_RUN),
     _gauge("mirror_version", "Version of the table.", *_TABLE),
-    _gauge("mirror_reported_timestamp_seconds", "When this was said, in unix time.", *_RUN),
+    _gauge("mirror_reported_timestamp_seconds", "When these figures were made, in Unix time.", *_RUN),
     _histogram("mirror_round_duration_seconds", "How long rounds took, by phase.", *_RUN, "phase"),
     _counter("mirror_compactions", "Compactions that were committed.", *_RUN),
     _gauge("mirror_compaction_debt_rows", "Masked rows that are still in files.", *_TABLE),
@@ -169,7 +169,7 @@ MIRROR = (
     _gauge("mirror_undo_depth_seconds", "How far back the oldest of them is.", *_TABLE),
     _counter("mirror_troubles", "Rounds that failed and were repeated, and other trouble.", *_RUN),
 )
-"""Of `tailrace mirror`; what can be said of each table is said of each."""
+"""Of `tailrace mirror`; figures that a table can have by itself are given for each table."""
 
 MIRROR_VBUCKETS = (
     _gauge("mirror_vbucket_seqno", "Where a vbucket stands in the table.", *_RUN, "vbucket"),

@@ -51,7 +51,7 @@ class _Sums:
         self.changes = self.rollbacks = self.rows_rolled_back = self.rescued = 0
         self.rows_written = self.rows_masked = self.bytes_written = self.version = 0
         self.last: TableFigures | None = None
-        """Of a table, how it is kept."""
+        """Of a table: how it is kept."""
 
     def add(self, counts: TableCounts | RoundProgress, rolled_back: int, version: int) -> None:
         """A round is done."""
@@ -82,7 +82,7 @@ class MirrorFigures:
         self.last_verdict: Callable[[], dict[str, Any] | None] = lambda: None
         """What `tailrace verify` found last, if anybody knows."""
         self.status: Mapping[str, Any] = {"message": "starting"}
-        """What it does now, as its handle says it."""
+        """What it is doing, as its handle says."""
         self._clock = clock
         self._lock = threading.Lock()
         self._phases: dict[str, _Durations] = {}
@@ -124,7 +124,7 @@ class MirrorFigures:
                 self._events.append({"time": now_s, "event": "compaction", "text": progress.compacted})
 
     def note_versions(self, versions: Iterable[int]) -> None:
-        """Where the tables are without a round."""
+        """The versions of the tables, where no round has reported them."""
         with self._lock:
             for of_table, version in zip(self._tables.values(), versions, strict=True):
                 of_table.version = version
@@ -196,7 +196,7 @@ class MirrorFigures:
         return None if standing is None else max(standing.behind, default=0)
 
     def _lag_s(self) -> float:
-        """It grows while the mirror knows of nothing newer: in a long round, and while the bucket is away."""
+        """It grows while nothing newer is committed: in a long round, and while the bucket is away."""
         standing = self.standing()
         return self._clock.monotonic() - (self._began if standing is None else standing.as_of)
 

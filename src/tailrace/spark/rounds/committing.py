@@ -39,7 +39,7 @@ class RoundCounts:
 
     tables: list[TableCounts]
     log_bytes: int = 0
-    """Of files of the change log."""
+    """Written to the change log."""
     committed: bool = False
     started_over: set[int] = field(default_factory=set)
 
@@ -63,8 +63,8 @@ class RoundCommitter:
     """Of a vbucket, when the bucket was last asked."""
 
     def go_back(self, plan: RoundPlan) -> tuple[dict[int, tuple[int, int]], list[int]]:
-        """VBuckets return to earlier versions of their tables: a state that the bucket had. Which, from where
-        to where, and how many rows of each table went or came back with that.
+        """VBuckets return to earlier versions of their tables: a state that the bucket had. Returns which
+        ones, from where to where, and how many rows of each table that removed or restored.
         """
         rolled_back: dict[int, tuple[int, int]] = {}
         rows = [0] * len(self.tables)

@@ -69,7 +69,9 @@ def borrowed_source(given: Mapping[str, str]) -> Iterator[BlockingSource]:
 
 
 def close_idle_sources() -> None:
-    """Close what waits: a test calls it, so that nothing of its node stays open."""
+    """Close what waits. Only tests need it, in whose process a node outlives its mirrors: an executor's
+    process closes its connections when it ends.
+    """
     with _using:
         spare = list(_idle)
         _idle.clear()

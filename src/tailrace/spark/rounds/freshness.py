@@ -53,7 +53,7 @@ class Freshness:
         return behind
 
     def standing(self, state: BucketState, tables: int) -> Standing:
-        """How far the first ``tables`` are, if the bucket is so far."""
+        """How far the first ``tables`` are behind this state of the bucket."""
         stands = [self._stands.of(table) for table in self._tables[:tables]]
         missing = tuple(
             sum(

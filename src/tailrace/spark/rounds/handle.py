@@ -29,7 +29,7 @@ class MirrorHandle:
         self.runId = self.id
         self.stopping = threading.Event()
         self.standing: Standing | None = None
-        """How far its tables are behind; None until the bucket was asked."""
+        """How far its tables are behind; None until the bucket has been asked."""
         self._doing: str | RoundUnderway = "starting"
         self._since = SYSTEM.monotonic()
         self._recent: deque[RoundProgress] = deque(maxlen=_KEPT_PROGRESS)
@@ -48,8 +48,8 @@ class MirrorHandle:
 
     @property
     def status(self) -> dict[str, Any]:
-        """What it does at this moment, and for how many seconds; ``round`` says how much is done of one that
-        is not committed yet.
+        """What it is doing, and for how many seconds; ``round`` says how much of a round is done that is not
+        committed yet.
         """
         doing = self._doing if self.isActive else "stopped"
         underway = doing if isinstance(doing, RoundUnderway) else None

@@ -170,21 +170,21 @@ class Housekeeping:
             table.maintain(busy_since_ms=busy)
 
     def drain(self, say: Callable[[str], None]) -> None:
-        """At the end of a run that has caught up: what runs is finished, and one step done that is due."""
-        self._finish_loudly(say)
+        """At the end of a run that has caught up: wait for the step that runs, or take one that is due."""
+        self._wait_for_step(say)
         if not self.steps:
             self._begin_step()
-            self._finish_loudly(say)
+            self._wait_for_step(say)
         say("cleaning")
         self.clean(now=True)
 
-    def _finish_loudly(self, say: Callable[[str], None]) -> None:
+    def _wait_for_step(self, say: Callable[[str], None]) -> None:
         if self._running is not None:
             say(f"compacting {self._running.step.why}")
         self.finish_step(wait=True)
 
     def close(self) -> None:
-        """Don't wait for a step that runs; its files are taken by the cleaning."""
+        """Don't wait for a step that runs; cleaning removes its files."""
         self._running = None
 
     def _expire_log(self) -> None:

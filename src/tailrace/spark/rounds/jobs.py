@@ -1,10 +1,12 @@
 """Work for the executors: a function and as many pieces of work as there are tasks, as one Spark job.
 
-A classic session runs it on an RDD, which has no query to plan: of a round of a few changes that is a good
-part. Remote sessions have no RDDs; for these it is a data frame whose rows are the answers.
+A classic session runs it on an RDD, which has no query to plan: in a round of a few changes, planning would
+take a good part of the time. Remote sessions have no RDDs; there it is a data frame whose rows are the
+answers.
 
-Whoever waits is told which pieces are done: a classic session's tasks say it by an accumulator, which Spark
-hands over when a task ends; a remote session's answers come in the order of their pieces, one by one.
+Whoever waits is told which pieces are done. The tasks of a classic session report it through an accumulator,
+which Spark passes on when a task ends; the answers of a remote session come one by one, in the order of their
+pieces.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _PROBE_ROWS = 4096
 
 Work = Callable[[Any], Any]
 OnDone = Callable[[int], None]
-"""Told the number of a piece that is done; from any thread, and twice if its task ran twice."""
+"""Called with the number of a piece that is done; from any thread, and twice if its task ran twice."""
 
 
 class Jobs(Protocol):
@@ -59,7 +61,7 @@ class Jobs(Protocol):
         ...
 
     def is_waiting(self) -> bool:
-        """Whether a job is there and nobody to run its tasks, as far as that is known; from any thread."""
+        """Whether there is a job and none of its tasks has begun, as far as is known; from any thread."""
         ...
 
     def cancel(self) -> None:
@@ -68,7 +70,7 @@ class Jobs(Protocol):
 
 
 _Told = set[tuple[int, int]]
-"""Runs and pieces of them."""
+"""Pairs of a run and a piece of it."""
 
 
 class _DonePieces:
@@ -82,7 +84,7 @@ class _DonePieces:
 
 
 class _Listener(_DonePieces):
-    """The driver's end of it, which keeps nothing: whoever waits for a run is told."""
+    """The driver's end of it. It keeps nothing, and tells whoever waits for a run."""
 
     def __init__(self) -> None:
         self.waiting: dict[int, OnDone] = {}
@@ -104,7 +106,7 @@ class _Task:
 
     work: Work
     pieces: tuple[bytes, ...]
-    """Pickled each: a task opens no other's."""
+    """Each pickled on its own: a task unpickles no other's."""
     run: int = 0
     done: Accumulator[_Told] | None = None
 
@@ -128,8 +130,8 @@ class _Task:
 
 @contextmanager
 def _errors_of_the_disk() -> Iterator[None]:
-    """Of others' errors only the first line gets from an executor to people, and in that line Spark says that
-    there was one; so what a disk refuses becomes an error of ours.
+    """Only the first line of an error that is not ours reaches people, and there Spark merely says that there
+    was one. So what a disk refuses becomes an error of ours.
     """
     try:
         yield
@@ -139,8 +141,8 @@ def _errors_of_the_disk() -> Iterator[None]:
 
 
 def what_failed(error: BaseException) -> str:
-    """An error as a line. Where Spark has wrapped up another one, that is what counts: the last line of a
-    traceback, or what Java says behind the name of its class.
+    """An error as one line. If Spark has wrapped another error, it is that one: the last line of its
+    traceback, or what Java says, from the name of its class on.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
@@ -162,7 +164,7 @@ class SparkJobs:
         self._parallelism = parallelism
         self._runs = count()
         self._groups: list[str] = []
-        """Of the jobs that run."""
+        """Job groups of what runs now."""
         self._listener = _Listener()
         self._done: Accumulator[_Told] | None = None
         self._context: SparkContext | None = None
@@ -189,7 +191,7 @@ class SparkJobs:
             return []
         run = next(self._runs)
         if len(pieces) == 1:
-            on_done = None  # when it is done, all is
+            on_done = None  # there is nothing to tell before all is done
         task = _Task(work, tuple(pickle.dumps(piece) for piece in pieces), run)
         try:
             if self._context is not None:
@@ -218,8 +220,8 @@ class SparkJobs:
 
     @contextmanager
     def _named(self, context: SparkContext, group: str, description: str) -> Iterator[None]:
-        """Jobs of this thread are ours, on Spark's pages and for `cancel`; afterwards they are what they were
-        before: the thread may be a notebook's.
+        """Mark the jobs of this thread as ours, on Spark's pages and for `cancel`, and undo that afterwards:
+        the thread may be a notebook's.
         """
         before = {name: context.getLocalProperty(name) for name in _OF_A_GROUP}
         context.addJobTag(self._tag)
@@ -229,7 +231,7 @@ class SparkJobs:
             yield
         finally:
             self._groups.remove(group)
-            with suppress(Exception):  # Java may be gone, which is told elsewhere
+            with suppress(Exception):  # Java may be gone, which is reported elsewhere
                 context.removeJobTag(self._tag)
                 for name, value in before.items():
                     context.setLocalProperty(name, cast(str, value))
@@ -251,7 +253,7 @@ class SparkJobs:
                         stage = tracker.getStageInfo(number)
                         if stage is not None and (stage.numActiveTasks or stage.numCompletedTasks):
                             return False
-        except Exception:  # noqa: BLE001 - Java may be gone, which is told elsewhere
+        except Exception:  # noqa: BLE001 - Java may be gone, which is reported elsewhere
             return False
         return True
 

@@ -137,7 +137,7 @@ class Mirror:
                     if attempts >= _ATTEMPTS or not _is_passing(error):
                         raise
                     if self.handle.stopping.is_set():
-                        break  # its jobs were cancelled, and nothing is repeated
+                        break  # its jobs were cancelled; nothing is repeated
                     self._trouble(f"a round failed and is repeated: {what_failed(error)}")
                     self._wait(min(5.0, 0.2 * 2**attempts))
                     continue
@@ -160,8 +160,8 @@ class Mirror:
             raise
 
     def _look_for_others(self, error: TableDamaged) -> None:
-        """Whoever stood still for long finds files gone that were not needed any more: then somebody else has
-        the table, or has gone on with it, and that is what is wrong.
+        """A mirror that stood still for long may miss files that nobody needed any more, because somebody
+        else has gone on with the table meanwhile. Then that is the error to report.
         """
         for table in self.asked.all_tables:
             before = table.version
@@ -203,7 +203,7 @@ class Mirror:
         return False
 
     def _note_standing(self, state: BucketState) -> None:
-        """For whoever asks meanwhile."""
+        """For whoever asks the handle meanwhile."""
         self.handle.standing = self._freshness.standing(state, len(self.tables))
 
     def _is_little(self, plan: RoundPlan) -> bool:

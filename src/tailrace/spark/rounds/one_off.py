@@ -35,7 +35,7 @@ def maintain_once(
     on_step: Callable[[str], None] = lambda _step: None,
     clock: Clock = SYSTEM,
 ) -> MaintenanceDone:
-    """Compact as long as something is due, then clean; ``on_step`` is told what is being done."""
+    """Compact as long as something is due, then clean. ``on_step`` is called with what is being done."""
     done = MaintenanceDone()
     if compact and not dry_run and not force:
         age_ms = clock.time_ns() // 1_000_000 - table.current.timestamp_ms

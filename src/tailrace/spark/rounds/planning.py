@@ -26,10 +26,10 @@ __all__ = ["Decision", "Range", "Ranges", "RoundPlan", "changes_of", "decide", "
 _TASK_CHANGES = 4_000
 """A task with less to read costs more than what it reads."""
 _LONG_TASK_CHANGES = 240_000
-"""About a file of the base. A task with more to read is divided even if there is nobody to run the parts at
-once: one that fails is repeated as a whole, and of a round only the tasks that have ended are known."""
+"""About as many as a file of the base holds. A task with more to read is divided even if nobody can run its
+parts at once: what fails is repeated as a whole task, and progress is known only of tasks that have ended."""
 _MOST_TURNS = 32
-"""... into at most so many for each that run at once."""
+"""… into at most this many for each task that can run at once."""
 _STREAM_COST = 20
 """What a stream costs beside its changes, in changes."""
 
@@ -69,7 +69,7 @@ class Range:
 
 
 def changes_of(pieces: Iterable[Mapping[int, Range]]) -> int:
-    """What several tasks read, at the most."""
+    """How many changes several tasks read, at most."""
     return sum(span.changes for piece in pieces for span in piece.values())
 
 

@@ -13,19 +13,19 @@ from .planning import Range, changes_of
 __all__ = ["RoundProgress", "RoundUnderway", "Standing", "TableCounts", "TableFigures"]
 
 _MUCH = 10
-"""How fast a round goes is known when one of so many changes is done: a small task ends early."""
+"""The rate of a round is shown once one in so many of its changes is done: small tasks end first."""
 _NO_TASK_S = 5.0
-"""A job of which no task has begun for so long waits for executors."""
+"""A job none of whose tasks has begun after so long waits for executors."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How far the tables are behind the bucket, as it is known at any moment."""
+    """How far the tables are behind the bucket, as far as is known."""
 
     as_of: float
     """The tables have all that the bucket had at this moment, by the monotonic clock."""
     behind: tuple[int, ...]
-    """Of each table, the changes that the bucket had when it was last asked and the table has not."""
+    """For each table, how many of the changes it lacks that the bucket had when it was last asked."""
 
 
 @dataclass
@@ -125,12 +125,12 @@ class RoundUnderway:
         clock: Clock = SYSTEM,
         is_waiting: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``is_waiting``: whether nobody has begun with the tasks yet."""
+        """``is_waiting`` tells whether nobody has begun with the tasks yet."""
         self.batch = batch
         self.changes = changes
-        """That are to be read, at the most."""
+        """How many are to be read, at most."""
         self.later = later
-        """Changes that are there and left to later rounds."""
+        """Changes that the bucket has and that are left to later rounds."""
         self.step = "plan"
         """plan, go back, read (and write), commit or maintain."""
         self._clock = clock
@@ -140,7 +140,7 @@ class RoundUnderway:
         self._done: frozenset[int] = frozenset()
 
     def read(self, pieces: Sequence[Mapping[int, Range]]) -> None:
-        """These are read now; a round whose tables get new columns does it a second time."""
+        """These are read now; a round whose tables get new columns reads twice."""
         self._read_began = self._last_done = self._clock.monotonic()
         self._done = frozenset()
         self._pieces = pieces

@@ -230,12 +230,12 @@ class _WentBack:
     vbuckets: dict[int, tuple[int, int]]
     """From which seqno to which."""
     rows: list[int]
-    """Of each table, rows that went or came back with that."""
+    """For each table, how many rows that removed or restored."""
     stood: Mapping[int, Position]
     """Where the first table stood afterwards."""
 
     def join(self, counted: RoundCounts) -> None:
-        """Those that the tasks read again from the beginning went back too; the rows of all are counted."""
+        """Those that the tasks read again from the beginning went back, too; rows are counted for all."""
         for vbucket in counted.started_over - self.vbuckets.keys():
             self.vbuckets[vbucket] = (self.stood[vbucket].seqno if vbucket in self.stood else 0, 0)
         for counts, rows in zip(counted.tables, self.rows, strict=True):
@@ -258,9 +258,9 @@ class _Spent:
         self._seconds[name] = self._seconds.get(name, 0.0) + self._clock.monotonic() - began
 
     def phases(self, answers: Sequence[TaskAnswer], parallelism: int) -> dict[str, float]:
-        """As a report has it. Tasks of which ``parallelism`` run at once take as long as the longest, or as
-        what one place of these does. Of the time until all had answered, ``schedule`` is the rest: what it
-        takes to start a job and its tasks, and to wait for a place.
+        """As a report has them. Tasks of which ``parallelism`` run at once take as long as the longest, or as
+        their sum divided by that, whichever is more. ``schedule`` is the rest of the time until all had
+        answered: starting the job and its tasks, and waiting for a place.
         """
 
         def took(spent: Sequence[float]) -> float:

@@ -230,8 +230,8 @@ def verify_table(
     table: Table,
     on_progress: Callable[[int, int], None] = lambda _done, _planned: None,
 ) -> Verdict:
-    """Compare a bucket with its mirror; ``given`` are options of the source. ``on_progress`` is told how many
-    changes are compared, and of how many, from any thread.
+    """Compare a bucket with its mirror; ``given`` are options of the source. ``on_progress`` is called, from
+    any thread, with the number of changes that are compared, and that of all.
     """
     options = parse_mirror_options(given)
     mirrored = table.source.get("bucket")

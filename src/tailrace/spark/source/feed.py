@@ -156,7 +156,7 @@ def refuse_loss(
     back: Mapping[int, int],
 ) -> None:
     """Raise if vbuckets went ``back`` to these seqnos from where they were ``held``, and the options say that
-    a query ends then. ``log_of`` is the failover log of a vbucket by which it went back.
+    a query ends then. ``log_of`` gives the failover log that made a vbucket go back.
     """
     for vbucket, seqno in back.items():
         if options.on_rollback == "fail":
@@ -166,13 +166,13 @@ def refuse_loss(
             )
         before = held.get(vbucket, Position.BEGINNING)
         if seqno == 0 < before.seqno and options.fail_on_data_loss:
-            # to the producer both are a rollback to 0: a branch that it does not have, and a purge; but
-            # after a purge the place is still on a branch that it has
+            # The producer answers a rollback to 0 both for a branch that it does not have and after a purge;
+            # but after a purge the position is still on a branch that it has.
             log = log_of(vbucket)
-            is_there = log is not None and (
+            is_purged = log is not None and (
                 plan(before, None, producer_log=log, high_seqno=MAX_U64).action is Action.RESUME
             )
-            if is_there:
+            if is_purged:
                 raise DataLoss(
                     f"changes of vbucket {vbucket} after seqno {before.seqno} were purged before this query "
                     "read them; set failOnDataLoss to false to have the vbucket once more from the beginning"
@@ -270,7 +270,7 @@ class Feed:
             for told in portion.told
             if isinstance(told.event, Rollback) and told.position is not None
         }
-        # not by asking: an answer may have to wait until this portion is taken
+        # The log comes with the portion: an answer might have to wait until this portion is taken.
         refuse_loss(self._options, portion.log_of, self._latest, {v: at.seqno for v, at in back.items()})
         no_value = self._source.options.no_value
         batches = list(portion.batches(no_value=no_value, by_snapshot=False))
