@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import threading
@@ -340,6 +341,33 @@ def test_close_while_another_thread_waits(node: RunningNode) -> None:
     source.close()
     thread.join(60)
     assert not thread.is_alive() and "closed" in str(failed[0])
+
+
+def test_a_source_is_opened_once(node: RunningNode) -> None:
+    """A second `with` took the first one's connections for its own, and waited for ever."""
+    write(node)
+    with tailrace.connect_sync(node.url) as source:
+        with pytest.raises(UsageError, match="open already"):
+            source.__enter__()
+        with pytest.raises(UsageError, match="open already"), source:
+            pass
+        assert len([event for event in source.changes(end="now") if isinstance(event, Mutation)]) == len(KEYS)
+    with pytest.raises(UsageError, match="opened once"):
+        source.__enter__()
+    with pytest.raises(UsageError, match="closed"):
+        source.stats()
+
+
+def test_an_asynchronous_source_is_opened_once(node: RunningNode) -> None:
+    async def open_twice() -> None:
+        async with tailrace.connect(node.url) as source:
+            with pytest.raises(UsageError, match="opened once"):
+                await source.__aenter__()
+            assert [event async for event in source.changes(end="now")]
+        with pytest.raises(UsageError, match="opened once"):
+            await source.__aenter__()
+
+    asyncio.run(open_twice())
 
 
 def test_purge_behind_the_reader(node: RunningNode, connect: Callable[..., Any]) -> None:

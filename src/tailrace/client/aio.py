@@ -114,6 +114,7 @@ class Source:
             wake=self._wake,
         )
         self._error: Exception | None = None
+        self._opened = False
         self._closed = False
         self._turning = False
         self._timer: asyncio.TimerHandle | None = None
@@ -136,6 +137,9 @@ class Source:
     # life
 
     async def __aenter__(self) -> Source:
+        if self._opened:
+            raise UsageError("a source is opened once; make another one with connect() or connect_sync()")
+        self._opened = True
         self._loop = asyncio.get_running_loop()
         self._something = asyncio.Event()
         try:

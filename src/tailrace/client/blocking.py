@@ -60,6 +60,8 @@ class BlockingSource:
     # life
 
     def __enter__(self) -> BlockingSource:
+        if self._thread is not None:
+            raise UsageError("the source is open already; make another one with connect_sync()")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tailrace-source", daemon=True)
         self._thread.start()
