@@ -84,3 +84,12 @@ def test_files_that_can_not_be_used(node: RunningNode, tmp_path: Path, connect: 
     ):
         with pytest.raises(UsageError):
             connect(url(node), tls=tls)
+
+
+def test_what_is_wrong_with_our_own_certificate_is_said(pki: dict[str, Any]) -> None:
+    cert, _ = pki["client"]
+    _, other_key = pki["stranger"]
+    with pytest.raises(UsageError, match=r"private key; if the key is in another file.*--tls-key"):
+        TlsOptions(cert_file=cert).context()
+    with pytest.raises(UsageError, match="don't belong together"):
+        TlsOptions(cert_file=cert, key_file=other_key).context()

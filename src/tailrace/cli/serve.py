@@ -276,7 +276,9 @@ def tls_context(
     if cert is None and key is None:
         return None
     if cert is None or key is None:
-        raise UsageError(f"{names[0]} and {names[1]} go together")
+        given, missing = names if key is None else names[::-1]
+        what = "the certificate's private key" if key is None else "the certificate chain"
+        raise UsageError(f"{given} needs {missing} FILE, {what} in PEM")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     for file in (cert, key):

@@ -46,10 +46,23 @@ class TlsOptions:
             try:
                 context.load_cert_chain(cert_file, key_file)
             except (OSError, ssl.SSLError) as error:
-                raise UsageError(f"the certificate {str(self.cert_file)!r} can't be used: {error}") from None
+                raise UsageError(self._unusable(error)) from None
         elif key_file is not None:
             raise UsageError("a key file without a certificate is of no use; give the certificate too")
         return context
+
+    def _unusable(self, error: OSError) -> str:
+        """OpenSSL only says that something in one of two files is wrong."""
+        cert, key = str(self.cert_file), str(self.key_file)
+        if self.key_file is None:
+            return (
+                f"{cert!r} is no PEM file with a certificate and its private key; if the key is in another "
+                "file, give that too: --tls-key, key_file in Python, tlsClientKey in Spark"
+            )
+        return (
+            f"the certificate {cert!r} and the key {key!r} don't belong together, or one of them is no PEM "
+            f"file: {getattr(error, 'reason', None) or error}"
+        )
 
 
 def tls_context(where: ConnectionString, options: TlsOptions | None) -> ssl.SSLContext | None:
