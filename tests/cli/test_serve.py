@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tailrace.cli.main import main
 from tailrace.cli.serve import _warn_of_a_small_disk
 from tailrace.store.base import StoreSettings
 from tailrace.wire import admin, kv
@@ -223,6 +224,37 @@ def test_wrong_command_lines(arguments: list[str], tmp_path: Path) -> None:
     assert re.fullmatch(r"tailrace: error: .+\n", done.stderr)
     assert "secret" not in done.stderr
     assert not list(tmp_path.iterdir())  # nothing was begun
+
+
+@pytest.mark.parametrize(("given", "missing"), [("--tls-cert", "--tls-key"), ("--tls-key", "--tls-cert")])
+def test_half_a_certificate(tmp_path: Path, given: str, missing: str) -> None:
+    (tmp_path / "x.pem").touch()
+    done = run("--memory", "--port", "0", given, "x.pem", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"tailrace: error: {given} needs {missing} FILE, ")
+
+
+def test_on_an_address_of_ipv6(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Addresses with colons are written in brackets, so that they can be copied into a URL."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            pass
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+
+    def shown(*arguments: str) -> str:
+        assert main(list(arguments)) == 0
+        return capfd.readouterr().out
+
+    with serving(tmp_path, "--memory", "--host", "::1", "--vbuckets", "4") as (process, ready):
+        at = f"[::1]:{ready['port']}"
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"tailrace: serving bucket 'default' (4 vbuckets) on {at}\n"
+        for url in (f"couchbase://{at}/default", f"couchbase://127.0.0.1:1,{at}/default"):
+            shown("set", url, "k", "1")
+            assert shown("get", url, "k") == "1"
+            assert '"key":"k"' in shown("tail", url, "--to", "now", "--json")
+            assert f"ok       reach: {at} takes connections" in shown("doctor", url)
 
 
 def test_another_number_of_vbuckets_than_there_are(tmp_path: Path) -> None:

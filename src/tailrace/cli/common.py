@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import click
 
 from .. import paths
-from ..connstr import parse
+from ..connstr import Address, parse
 from ..errors import TailraceError, UsageError
 from ..logs import LEVELS, configure_logging
 from ..tracing import configure_tracing
@@ -282,7 +282,7 @@ def cant_listen(host: str, port: int, error: OSError, option: str = "--port") ->
     reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
     if error.errno != errno.EADDRINUSE:
         option = f"--host or {option}"
-    return TailraceError(f"can't listen on {host}:{port}: {reason}, choose another {option}")
+    return TailraceError(f"can't listen on {Address(host, port)}: {reason}, choose another {option}")
 
 
 def standard_input() -> IO[bytes]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ..connstr import Address
 from ..errors import UsageError
 from ..logs import log_event
 from .common import EXISTING_FILE, Integer, cant_listen, note
@@ -87,7 +88,7 @@ def serving_http(options: dict[str, Any], figures: HttpFigures) -> Iterator[None
 
     has_files = users_file is not None or cert is not None
     with beside, on_hangup(reload) if has_files else contextlib.nullcontext():
-        note(f"figures on http{'s' if context else ''}://{host}:{beside.port}")
+        note(f"figures on http{'s' if context else ''}://{Address(host, beside.port)}")
         yield
 
 

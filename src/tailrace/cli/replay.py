@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from ..connstr import Address
 from .common import EXISTING_FILE, Integer, cant_listen, note, run
 from .common import command as make_command
 
@@ -42,7 +43,7 @@ async def _replay(recording: object, host: str, port: int) -> None:
         await server.start(host, port)
     except OSError as error:
         raise cant_listen(host, port, error) from None
-    click.echo(f"tailrace: replaying {str(recording.path)!r} on {host}:{server.port}")
+    click.echo(f"tailrace: replaying {str(recording.path)!r} on {Address(host, server.port)}")
     note("stop it with Ctrl-C")
     try:
         await asyncio.Event().wait()

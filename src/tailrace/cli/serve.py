@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .. import paths
+from ..connstr import Address
 from ..errors import StoreError, UsageError
 from ..units import format_size
 from .common import DIRECTORY, EXISTING_FILE, FILE, SIZE, Integer, cant_listen
@@ -532,5 +533,6 @@ def _tell(options: _Options, server: Server, web_port: int | None) -> None:
                 f"the ready file {str(options.ready_file)!r} can't be written ({error.strerror}), "
                 "choose another --ready-file"
             ) from None
-    click.echo(f"tailrace: serving bucket '{first.name}' ({count} vbuckets) on {options.host}:{address.port}")
+    at = Address(options.host, address.port)
+    click.echo(f"tailrace: serving bucket '{first.name}' ({count} vbuckets) on {at}")
     sys.stdout.flush()
