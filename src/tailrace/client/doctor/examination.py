@@ -88,10 +88,11 @@ class Examination:
             )
 
     def _look(self) -> Iterator[Finding]:
-        named, self._seeds = examine_names(self._where, self._timeout_s)
-        yield from named
+        names = examine_names(self._where, self._timeout_s)
+        self._seeds = names.seeds
+        yield from names.findings
         self._tls = tls_context(self._where, self._tls_options)
-        reached, seeds = examine_sockets(self._seeds, self._tls, timeout_s=self._timeout_s, clock=self._clock)
+        reached, seeds = examine_sockets(names.known, self._tls, timeout_s=self._timeout_s, clock=self._clock)
         yield from reached
         with ExitStack() as connections:
             first = None
@@ -126,7 +127,7 @@ class Examination:
     # login
 
     def _no_login(self, seed: Address, problem: TailraceError) -> Finding:
-        text, _, way_out = str(problem).partition("; ")
+        text, _, way_out = str(problem).removeprefix(f"{seed} ").removeprefix(f"{seed}: ").partition("; ")
         if isinstance(problem, LoginError):
             return error("login", f"{seed}: {text}", way_out or "check user, password and bucket")
         wrong_port = "" if self._where.tls else "; is this a TLS port, which needs couchbases://?"

@@ -6,7 +6,7 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...clock import Clock
 from ...connstr import Address, ConnectionString
@@ -26,8 +26,18 @@ _UNKNOWN_ISSUERS = (2, 18, 19, 20, 21)
 """Of OpenSSL's reasons why a certificate is not good (X509_V_ERR_…)."""
 
 
-def examine_names(where: ConnectionString, timeout_s: float) -> tuple[list[Finding], tuple[Address, ...]]:
-    """Whether DNS knows the cluster and its nodes; and the seeds that this gives."""
+@dataclass(slots=True)
+class Names:
+    """What DNS said."""
+
+    findings: list[Finding]
+    seeds: tuple[Address, ...] = ()
+    known: tuple[Address, ...] = ()
+    """The seeds that have an address."""
+
+
+def examine_names(where: ConnectionString, timeout_s: float) -> Names:
+    """Whether DNS knows the cluster and its nodes."""
     findings: list[Finding] = []
     seeds = where.addresses
     if where.name is not None and where.dns_srv:
@@ -58,10 +68,22 @@ def examine_names(where: ConnectionString, timeout_s: float) -> tuple[list[Findi
                     f"write {scheme}://{where.name}",
                 )
             )
+            if not where.tls:
+                return Names(findings)  # a client goes no further either
         elif other is not None:
             findings.append(ok(NAMES, f"{where.name} has no SRV records, and is taken for a node"))
-    findings += examine_hosts(seed.host for seed in seeds)
-    return findings, seeds
+    hosts = dict.fromkeys(seed.host for seed in seeds)
+    of_hosts = {host: next(examine_hosts([host]), None) for host in hosts}
+    unknown = {host for host, said in of_hosts.items() if said is not None and said.way_out}
+    is_one_known = len(unknown) < len(of_hosts)
+    for host, said in of_hosts.items():
+        if said is not None:  # one that is gone matters little as long as there is another one
+            findings.append(_milder(said) if host in unknown and is_one_known else said)
+    return Names(findings, seeds, tuple(seed for seed in seeds if seed.host not in unknown))
+
+
+def _milder(finding: Finding) -> Finding:
+    return replace(finding, severity=Severity.WARNING)
 
 
 def examine_hosts(hosts: Iterable[str]) -> Iterator[Finding]:
