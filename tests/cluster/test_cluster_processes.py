@@ -179,8 +179,12 @@ def test_the_command_line(tmp_path: Path, two_ports: int) -> None:
 
     assert run("status").returncode == 3
     try:
-        started = run("start", "--nodes", "2", "--vbuckets", "4", "--port", str(two_ports), "--json")
+        few = ("--nodes", "2", "--replicas", "3")
+        started = run("start", *few, "--vbuckets", "4", "--port", str(two_ports), "--json")
         assert started.returncode == 0, started.stderr
+        assert (
+            "2 nodes can keep 1 of 3 replicas; 'tailrace cluster add' and 'rebalance' bring" in started.stderr
+        )
         answer = json.loads(started.stdout)
         assert [node["state"] for node in answer["nodes"]] == ["up", "up"]
         again = run("start")

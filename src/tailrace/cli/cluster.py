@@ -66,7 +66,11 @@ def directory_option(function: F) -> F:
     help="VBuckets of a new cluster, a power of two.",
 )
 @click.option(
-    "--replicas", type=Integer(0, 3), default=1, show_default=True, help="Copies besides the active one."
+    "--replicas",
+    type=Integer(0, 3),
+    default=1,
+    show_default=True,
+    help="Copies besides the active one; each needs a node of its own.",
 )
 @click.option(
     "--port", type=Integer(0, 65503), default=0, help="Port of the first node.  [default: free ones]"
@@ -119,6 +123,7 @@ def start(
             ports=[port + number if port else 0 for number in range(nodes)],
             settings=list(assignments),
         )
+        _tell_what_is_missing(coordinator)
     if foreground:
         coordinator.auto_failover_s = auto_failover
         Service(coordinator).run()
@@ -143,6 +148,17 @@ def _tell_what_stays(cluster: ClusterState) -> None:
     ]
     if ignored:
         note(f"the cluster in {str(cluster.directory)!r} exists already: {', '.join(ignored)}")
+
+
+def _tell_what_is_missing(cluster: ClusterState) -> None:
+    """Replicas for which there are too few nodes are made when nodes are added."""
+    nodes, replicas = len(cluster.ports), cluster.replicas
+    if nodes > replicas:
+        return
+    note(
+        f"{nodes} node{'s' if nodes > 1 else ''} can keep {nodes - 1} of {replicas} "
+        f"replica{'s' if replicas > 1 else ''}; 'tailrace cluster add' and 'rebalance' bring the others"
+    )
 
 
 def _runs(directory: Path) -> bool:
