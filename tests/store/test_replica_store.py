@@ -36,6 +36,9 @@ _STEP = st.one_of(
 )
 
 
+_STEP_OR_KILL = st.one_of(_STEP, st.tuples(st.sampled_from(["flush", "kill"]), st.just(0)))
+
+
 def frames_after(vbucket: History, seqno: int) -> tuple[list[bytes], int]:
     """The next snapshot's frames, and its end."""
     snapshot = vbucket.snapshot_after(seqno)
@@ -69,6 +72,7 @@ class Pair:
         self.files = MemoryFiles()
         self.engine = Engine(files=self.files, settings=settings, clock=self.clock, rng=rng.source(2))
         self.engine.create_bucket("r", 1).set_state(0, VBucketState.REPLICA)
+        self.bucket.flush()
         self.states: list[State] = [{}]  # by seqno
 
     @property
@@ -97,8 +101,13 @@ class Pair:
             self.bucket.forget_memory()
         elif action == "compact":
             self.bucket.compact()
+        elif action == "flush":
+            self.bucket.flush()
         else:
-            self.engine.close()
+            if action == "kill":
+                self.engine.crash()
+            else:
+                self.engine.close()
             self.engine = Engine(
                 files=self.files, settings=self.settings, clock=self.clock, rng=rng.source(3)
             )
@@ -159,6 +168,39 @@ def test_what_a_replica_shows_and_goes_back_to_are_states_of_its_active(
 def live(expected: State, shown: State) -> State:
     """What must be shown: tombstones that compaction has purged need not be."""
     return {key: entry for key, entry in expected.items() if key in shown or not entry[1]}
+
+
+@given(st.lists(_STEP_OR_KILL, min_size=10, max_size=60))
+def test_what_a_replica_tells_as_persisted_is_there_after_a_kill(steps: list[tuple[str, int]]) -> None:
+    pair = Pair()
+    for action, number in steps:
+        pair.run(action, number)
+        told = pair.replica.persisted_snapshot.start
+        assert told <= pair.replica.complete_seqno, "a promotion would take it back"
+    pair.run("kill", 0)
+    assert pair.replica.complete_seqno == told, "a promotion after the kill would take it back"
+
+
+def test_a_part_of_an_older_snapshot_is_not_told_as_persisted() -> None:
+    """The snapshot is whole in memory and the next one has begun; what is on disk ends inside of it."""
+    pair = Pair()
+    for action, number in [("write", 0), ("replicate", 0), ("flush", 0)]:
+        pair.run(action, number)
+    for number in (1, 2, 3):
+        pair.run("write", number)
+    pair.run("replicate", 1)
+    pair.run("flush", 0)
+    pair.run("replicate", 0)
+    pair.run("write", 0)
+    pair.run("write", 1)
+    pair.run("replicate", 1)
+    replica = pair.replica
+    assert (replica.received, replica.high_seqno, replica.persisted_seqno) == ((4, 6), 5, 3)
+    assert replica.persisted_snapshot == (1, 4)
+    pair.run("kill", 0)
+    assert (pair.replica.high_seqno, pair.replica.complete_seqno) == (3, 1)
+    pair.bucket.set_state(0, VBucketState.ACTIVE)
+    assert pair.replica.high_seqno == 1
 
 
 def test_a_seqno_inside_a_folded_snapshot_is_no_place_to_go_back_to() -> None:

@@ -111,10 +111,7 @@ def _vbucket_details_group(node: Node, bucket: ServedBucket, words: list[str]) -
 
 def _seqno_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
     for vbucket in _chosen(bucket, words):
-        # of a replica in the middle of a snapshot that snapshot, else the state that is on disk
-        persisted, (start, end) = vbucket.persisted_seqno, vbucket.received
-        if not start < persisted < end:
-            start = end = persisted
+        persisted, (start, end) = vbucket.persisted_seqno, vbucket.persisted_snapshot
         yield f"vb_{vbucket.id}:high_seqno", vbucket.high_seqno
         yield f"vb_{vbucket.id}:abs_high_seqno", vbucket.high_seqno
         yield f"vb_{vbucket.id}:last_persisted_seqno", persisted

@@ -195,6 +195,13 @@ class VBucket(Protocol):
         ...
 
     @property
+    def persisted_snapshot(self) -> ReceivedRange:
+        """To its start a promotion after a kill goes back: a received one that is not whole on disk, or
+        nothing, at the persisted seqno.
+        """
+        ...
+
+    @property
     def uuid(self) -> int:
         """The current branch."""
         ...

@@ -353,6 +353,8 @@ class EngineBucket(SealedStore):
     def committed(self, job: CommitJob) -> None:
         """A commit is durable."""
         self._jobs.commit = None
+        for vbucket in job.meta_of:
+            vbucket.logged(job.batch.meta["vbuckets"][str(vbucket.id)])
         logged = job.batch.logged
         if logged is not None:
             # Of several for the same vbucket the last one stays.

@@ -11,6 +11,7 @@ from ..frames import OPCODE_AT
 from ..history import FailoverLog
 from ..model import MAX_CAS, MAX_REPLICA_REV, MAX_REV, MAX_SEQNO
 from ..wire.codes import DcpOpcode, Status
+from .base import ReceivedRange
 from .format import (
     EVENT_EXTRAS,
     SYSTEM,
@@ -84,6 +85,12 @@ class ReceivedHistory(PreparingHistory):
         self._append(index_key(frame), frame, seqno, entry, self._events.last_of(event, subject), SYSTEM)
 
     # A replica's side.
+
+    @property
+    def persisted_snapshot(self) -> ReceivedRange:
+        on_disk, persisted = self._received.on_disk, self.persisted_seqno
+        is_inside = on_disk.start < persisted < on_disk.end
+        return on_disk if is_inside else ReceivedRange(persisted, persisted)
 
     def begin_snapshot(self, start: int, end: int, purge_seqno: int = 0, *, history: bool = False) -> None:
         if start > end:

@@ -15,10 +15,10 @@ _MAX_FOLDED = 16
 class ReceivedSnapshots:
     """Where a replica's snapshots begin and end, as far as somebody may still ask."""
 
-    __slots__ = ("announced_purge", "folded", "has_gaps", "has_history", "lacks_up_to", "newest")
+    __slots__ = ("announced_purge", "folded", "has_gaps", "has_history", "lacks_up_to", "newest", "on_disk")
 
     def __init__(self, seqno: int = 0) -> None:
-        self.newest = ReceivedRange(seqno, seqno)
+        self.newest = self.on_disk = ReceivedRange(seqno, seqno)  # ... as a restart would find it
         self.announced_purge = 0  # of the newest, if nothing of it is here yet
         self.has_gaps = True  # what is here of the newest; unknown (True) after a restart
         self.has_history = False  # the newest lacks no version that a history should have
@@ -94,7 +94,7 @@ class ReceivedSnapshots:
 
     def take_json(self, meta: dict[str, Any]) -> None:
         """The reverse of `to_json`."""
-        self.newest = ReceivedRange(*meta["received"])
+        self.newest = self.on_disk = ReceivedRange(*meta["received"])
         self.folded = [ReceivedRange(*ends) for ends in meta.get("folded", [])]
         ends = [folded.end for folded in self.folded] if "lacks_up_to" not in meta else [meta["lacks_up_to"]]
         self.lacks_up_to = max(ends, default=0)

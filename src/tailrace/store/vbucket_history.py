@@ -576,6 +576,10 @@ class History:
             meta["next_expiry"] = self._next_expiry
         return meta
 
+    def logged(self, meta: dict[str, Any]) -> None:
+        """What `to_json` gave is on disk."""
+        self._received.on_disk = ReceivedRange(*meta["received"])
+
     def take_json(self, meta: dict[str, Any]) -> None:
         """The reverse of `to_json`."""
         self.state = meta["state"]

@@ -137,11 +137,9 @@ def observe_seqno(call: Call[admin.ObserveSeqno]) -> Reply:
     if vbucket.state == VBucketState.DEAD:
         raise call.session.not_my_vbucket_refusal()
     uuid = call.request.vb_uuid
-    # Whoever asks wants to know what no failover takes back, and a promotion takes back an incomplete
-    # snapshot: docs/spec/servers.md#observe-seqno-of-a-part.
-    start, end = vbucket.received
-    persisted = start if start < vbucket.persisted_seqno < end else vbucket.persisted_seqno
-    fields = (vbucket.id, vbucket.uuid, persisted, vbucket.high_seqno)
+    # Whoever asks wants to know what no failover takes back, and a promotion takes back a snapshot that is
+    # not complete on disk: docs/spec/servers.md#observe-seqno-of-a-part.
+    fields = (vbucket.id, vbucket.uuid, vbucket.persisted_snapshot.start, vbucket.high_seqno)
     entries = vbucket.failover_log.entries
     if uuid == entries[0].vb_uuid:
         return call.success(value=admin.OBSERVE_SEQNO_SAME.pack(0, *fields))
