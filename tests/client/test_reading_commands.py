@@ -267,9 +267,12 @@ def test_dump(node: RunningNode, capfdbinary: pytest.CaptureFixture[bytes], tmp_
 class Replaying:
     """A recording on a port, in a thread."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, exchanges: int | None = None) -> None:
+        """``exchanges``: it was stopped after so many for each vbucket."""
         self._loop = asyncio.new_event_loop()
-        self._server = ReplayServer(Recording(path))
+        recording = Recording(path)
+        recording.exchanges = {vb: told[:exchanges] for vb, told in recording.exchanges.items()}
+        self._server = ReplayServer(recording)
         self._thread = threading.Thread(target=self._loop.run_forever)
 
     def __enter__(self) -> str:
@@ -475,6 +478,55 @@ def test_a_replay_ends_where_the_recording_does(
     expected = documents(list(connect(node.url).changes(end="now")))
     with Replaying(path) as url:
         assert documents(list(connect(url).changes(end="now"))) == documents(told) == expected
+
+
+@pytest.mark.parametrize("seqno", [0, 2])
+def test_a_replay_whose_last_branch_brought_nothing_ends(
+    node: RunningNode, tmp_path: Path, connect: Callable[..., Any], seqno: int
+) -> None:
+    """Rolled back, then silence, wherever the recording was stopped: nobody waits for what was given up."""
+    for key in KEYS:
+        node.set(key, 1)
+    path = tmp_path / "stream.rec"
+    before = held(list(connect(node.url).changes(end="now")))
+    with path.open("wb") as sink:
+        recorder = Recorder(sink)
+        recorder.begin({"bucket": "default", "vbuckets": 4, "collections": True})
+        source, gone = connect(node.url, on_wire=recorder), set[int]()
+        with contextlib.closing(source.changes()) as changes:
+            for event in changes:
+                if not gone and sum(at.seqno for at in source.positions().values()) == len(KEYS):
+                    node.rewind(range(4), seqno)
+                if isinstance(event, tailrace.Rollback):
+                    gone.add(event.vbucket)
+                    if len(gone) == 4:
+                        break
+        source.close()
+    after = held(list(connect(node.url).changes(end="now")))
+    assert (len(before), len(after)) == (len(KEYS), 4 * seqno)
+    for exchanges, expected in (
+        (1, before),  # the stream that the rewind ended
+        (2, before),  # the answer that sends back, which alone tells nothing of the new branch
+        (3, after),  # the stream on the new branch
+    ):
+        with Replaying(path, exchanges=exchanges) as url:
+            assert held(list(connect(url).changes(end="now"))) == expected
+            out = tmp_path / "out.jsonl"
+            assert main(["dump", url, "--out", str(out)]) == 0
+            dumped = {json.loads(line)["key"].encode() for line in out.read_text().splitlines()}
+            assert dumped == set(expected)
+
+
+def held(events: list[Any]) -> dict[bytes, bytes]:
+    """What somebody holds who does as told."""
+    state: dict[int, dict[bytes, tuple[int, bytes]]] = {}
+    for event in events:
+        mine = state.setdefault(event.vbucket, {})
+        if isinstance(event, tailrace.Rollback):
+            state[event.vbucket] = {key: old for key, old in mine.items() if old[0] <= event.seqno}
+        elif isinstance(event, tailrace.Mutation):
+            mine[event.key] = event.seqno, event.value
+    return {key: value for mine in state.values() for key, (_, value) in mine.items()}
 
 
 def test_a_replay_sends_noops(node: RunningNode, tmp_path: Path, connect: Callable[..., Any]) -> None:

@@ -21,7 +21,7 @@ from .. import paths
 from ..clock import SYSTEM, Clock
 from ..errors import MalformedMessage, ProtocolError, StoreError, UsageError
 from ..wire import dcp
-from ..wire.codes import DcpOpcode, Magic
+from ..wire.codes import DcpOpcode, Magic, Status
 from ..wire.framing import Framer
 from ..wire.header import Frame
 from ..wire.message import Message
@@ -111,6 +111,13 @@ class Exchange:
         return bool(self.frames) and not self.frames[0].is_request and not self.frames[0].status
 
     @property
+    def rollback_seqno(self) -> int | None:
+        """Where the answer sent the reader back to; None if it did not."""
+        if not self.frames or self.frames[0].is_request or self.frames[0].status != Status.ROLLBACK:
+            return None
+        return int.from_bytes(self.frames[0].value[:8], "big")
+
+    @property
     def last_seqno(self) -> int | None:
         """The last seqno that the stream brought; None if it brought none."""
         seqnos = (seqno_of(frame) for frame in reversed(self.frames))
@@ -132,17 +139,26 @@ class Recording:
             self.vbucket_count = count
             self._read(file)
 
+    def story(self, vbucket: int) -> list[Exchange]:
+        """The exchanges of a vbucket up to the last one with a stream. If the recording stopped where its
+        reader was sent back, it has nothing of the branch that it would have gone to.
+        """
+        exchanges = self.exchanges.get(vbucket, [])
+        told = [number for number, exchange in enumerate(exchanges) if exchange.is_accepted]
+        return exchanges[: told[-1] + 1] if told else []
+
     def high_seqno(self, vbucket: int) -> int:
-        """The last seqno that was recorded of a vbucket."""
-        seqnos = (exchange.last_seqno for exchange in reversed(self.exchanges.get(vbucket, ())))
-        return next((seqno for seqno in seqnos if seqno is not None), 0)
+        """Where a vbucket stood when the recording stopped, on the branch that it had then."""
+        story = self.story(vbucket)
+        if not story:
+            return 0
+        # a stream that brought nothing ends where it began
+        return story[-1].last_seqno or dcp.DcpStreamRequest.decode(story[-1].request).start_seqno
 
     def failover_log(self, vbucket: int) -> bytes | None:
         """The last failover log that was recorded, as it went over the wire."""
-        for exchange in reversed(self.exchanges.get(vbucket, ())):
-            if exchange.is_accepted:
-                return exchange.frames[0].value
-        return None
+        story = self.story(vbucket)
+        return story[-1].frames[0].value if story else None
 
     def _header(self, file: IO[bytes]) -> dict[str, Any]:
         if file.read(len(MAGIC)) != MAGIC:

@@ -18,7 +18,7 @@ from ..errors import ProtocolError
 from ..protocol.handshake import KV_FEATURES, READER_FEATURES, grant_features
 from ..wire.admin import VB_SEQNO
 from ..wire.codes import ControlKey, Datatype, DcpOpcode, Feature, Magic, Op, Status
-from ..wire.dcp import DcpNoop
+from ..wire.dcp import DcpNoop, DcpStreamEnd, DcpStreamRequest
 from ..wire.framing import Framer
 from ..wire.header import Frame
 from .recording import Recording
@@ -175,10 +175,10 @@ class _Session:
                 self._noop_interval_s = min(max(float(value), 0.1), _NOOP_INTERVAL_S)
 
     def _request(self, frame: Frame) -> None:
-        """What was recorded for it; when nothing is left, nothing more happens there."""
-        story = self._stories.setdefault(
-            frame.vbucket, Story(self._recording.exchanges.get(frame.vbucket, []))
-        )
+        """What was recorded for it; when nothing is left, nothing more happens there, and who wanted no more
+        has it all.
+        """
+        story = self._stories.setdefault(frame.vbucket, Story(self._recording.story(frame.vbucket)))
         try:
             stream = story.play(frame)
         except ProtocolError:
@@ -188,7 +188,13 @@ class _Session:
             self._streams.append(stream)
             return
         log = self._recording.failover_log(frame.vbucket)
-        self._answer(frame, *((Status.NOT_MY_VBUCKET, b"") if log is None else (Status.SUCCESS, log)))
+        if log is None:
+            self._answer(frame, Status.NOT_MY_VBUCKET)
+            return
+        self._answer(frame, Status.SUCCESS, log)
+        asked = DcpStreamRequest.decode(frame)
+        if asked.end_seqno <= asked.start_seqno:
+            self._writer.write(DcpStreamEnd(opaque=frame.opaque, vbucket=frame.vbucket).encode())
 
     async def _send_streams(self) -> None:
         """Send what the window allows, one stream after the other."""

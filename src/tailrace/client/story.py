@@ -39,7 +39,8 @@ class Story:
         number = next((n for n in later if _place(self._exchanges[n].request) == _place(frame)), None)
         comes_back = number is None and asked.start_seqno > 0
         if comes_back:
-            number = next((n for n in (*later, *earlier) if _has(self._exchanges[n], asked)), None)
+            told = (n for n in earlier if not self._is_given_up(n))
+            number = next((n for n in (*later, *told) if _has(self._exchanges[n], asked)), None)
         if number is None and self._next < count:
             number, comes_back = self._next, False
         if number is None:
@@ -49,6 +50,12 @@ class Story:
         exchange = self._exchanges[number]
         start_seqno = asked.start_seqno if comes_back else 0
         return _play(exchange, frame, start_seqno, asked.end_seqno, has_more=has_more)
+
+    def _is_given_up(self, number: int) -> bool:
+        """Whether the reader has heard since that a part of this exchange was taken back."""
+        last_seqno = self._exchanges[number].last_seqno or 0
+        since = (exchange.rollback_seqno for exchange in self._exchanges[number + 1 : self._next])
+        return any(seqno is not None and seqno < last_seqno for seqno in since)
 
 
 def _place(request: Frame) -> bytes:
@@ -75,9 +82,12 @@ def _play(
 ) -> Iterator[bytes]:
     """The frames of an exchange above a seqno, and the end that the recording lacks."""
     reached, is_ended = start_seqno, not exchange.is_accepted
+    had_all = start_seqno > 0 and (exchange.last_seqno or 0) <= start_seqno
     for frame in exchange.frames:
         if _is_own_close(frame) or (start_seqno and _is_known(frame, start_seqno)):
             continue
+        if had_all and frame.opcode == DcpOpcode.STREAM_END:
+            continue  # that is why this reader comes back
         reached = seqno_of(frame) or reached
         is_ended = is_ended or frame.opcode == DcpOpcode.STREAM_END
         yield replace(frame, opaque=request.opaque).encode()
