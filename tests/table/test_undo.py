@@ -256,6 +256,25 @@ def test_orphans_go_after_an_hour(tmp_path: Path) -> None:
     check_rows(table, mirror.rows)
 
 
+def test_files_of_a_running_task_stay_when_the_clock_is_ahead_of_the_store(tmp_path: Path) -> None:
+    """The store says when a file was written, by a clock of its own."""
+    clock = real_clock()
+    clock.jump(2 * 3600)
+    table = make(tmp_path / "t", clock)
+    mirror = NaiveMirror(table)
+    mirror.change(keys(range(10)))
+    began_ms = clock.time_ns() // 1_000_000
+    underway = write_file(table.store, [("a", "b", 1, 1)]).file.path
+    for busy_since_ms in (began_ms, None):
+        report = table.maintain(force=True, busy_since_ms=busy_since_ms)
+        assert (report.files_removed, report.files_waiting) == (0, 1)
+    assert table.store.head(underway) is not None
+    clock.advance(61 * 60)
+    assert table.maintain(force=True, busy_since_ms=began_ms).files_removed == 0
+    assert table.maintain(force=True).files_removed == 1
+    check_rows(table, mirror.rows)
+
+
 def test_what_lies_in_folders_inside_the_table_is_left_alone(tmp_path: Path) -> None:
     """A change log, the table of a collection, an export: none of it is waste of this table."""
     clock = real_clock()
@@ -327,6 +346,8 @@ def test_removed_files_stay_for_readers(tmp_path: Path) -> None:
             table.uri, clock=clock, undo=UndoPolicy(span_ms=0), checkpoint_every=5
         )
         table.claim()
+        now_s = clock.time_ns() / 1e9  # by the disk's clock as much time has passed
+        os.utime(tmp_path / "t" / "_delta_log" / f"{table.version:020}.json", (now_s, now_s))
         table.maintain(force=True)
         assert (table.store.head(old.path) is not None) == there, minutes
     check_rows(table, mirror.rows)

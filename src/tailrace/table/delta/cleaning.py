@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...clock import Clock
 from ...crashpoints import crash_point
@@ -87,6 +87,7 @@ class Cleaner:
     ) -> MaintenanceReport:
         """One piece of work. ``listed`` was there before ``state`` was read."""
         now_ms = self._clock.time_ns() // 1_000_000
+        listed = _by_our_clock(listed, history)
         sizes = {file.path: file.size for file in listed}
         kept, undo_bytes = self._kept(state, history, sizes, now_ms)
         log_files, manifests, cut, more = self._log_plan(state, history, listed, kept, now_ms)
@@ -258,6 +259,25 @@ class Cleaner:
             else:
                 waiting.append(file)
         return _Waste(due, waiting)
+
+
+def _by_our_clock(listed: Sequence[StoredFile], history: UndoHistory) -> Sequence[StoredFile]:
+    """When the files were written, as our clock would have it if it is ahead of the store's.
+
+    The last commit tells by how much: its own time is that of the mirror, its file has that of the store. A
+    file that a task is writing right now would look as if nobody had touched it for that long.
+    """
+    modified_ms = {file.path: file.modified_ms for file in listed}
+    for version in reversed(history.versions):
+        stored_ms = modified_ms.get(f"_delta_log/{version.version:020}.json")
+        if stored_ms is not None:
+            ahead_ms = version.timestamp_ms - stored_ms
+            break
+    else:
+        return listed
+    if ahead_ms <= 0:
+        return listed
+    return [replace(file, modified_ms=file.modified_ms + ahead_ms) for file in listed]
 
 
 def _names(state: TableState) -> set[str]:
