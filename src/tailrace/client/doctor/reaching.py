@@ -27,7 +27,7 @@ _UNKNOWN_ISSUERS = (2, 18, 19, 20, 21)
 
 
 @dataclass(slots=True)
-class Names:
+class FoundNames:
     """What DNS said."""
 
     findings: list[Finding]
@@ -36,7 +36,7 @@ class Names:
     """The seeds that have an address."""
 
 
-def examine_names(where: ConnectionString, timeout_s: float) -> Names:
+def examine_names(where: ConnectionString, timeout_s: float) -> FoundNames:
     """Whether DNS knows the cluster and its nodes."""
     findings: list[Finding] = []
     seeds = where.addresses
@@ -69,7 +69,7 @@ def examine_names(where: ConnectionString, timeout_s: float) -> Names:
                 )
             )
             if not where.tls:
-                return Names(findings)  # a client goes no further either
+                return FoundNames(findings)  # a client goes no further either
         elif other is not None:
             findings.append(ok(NAMES, f"{where.name} has no SRV records, and is taken for a node"))
     hosts = dict.fromkeys(seed.host for seed in seeds)
@@ -79,7 +79,7 @@ def examine_names(where: ConnectionString, timeout_s: float) -> Names:
     for host, said in of_hosts.items():
         if said is not None:  # one that is gone matters little as long as there is another one
             findings.append(_milder(said) if host in unknown and is_one_known else said)
-    return Names(findings, seeds, tuple(seed for seed in seeds if seed.host not in unknown))
+    return FoundNames(findings, seeds, tuple(seed for seed in seeds if seed.host not in unknown))
 
 
 def _milder(finding: Finding) -> Finding:
