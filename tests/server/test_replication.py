@@ -340,6 +340,29 @@ def test_a_part_of_a_snapshot_is_not_told_as_persisted(replica: RunningNode) -> 
             assert told() == (end, end)
 
 
+def test_a_part_of_an_earlier_snapshot_is_not_told_as_persisted_either(replica: RunningNode) -> None:
+    """All of it is here, but after a crash only the part would be."""
+    with Controller(replica.port) as peer, Wire(replica.port) as wire:
+
+        def told() -> tuple[int, int]:
+            answer = wire.ok(admin.ObserveSeqno(value=(0xAAAA).to_bytes(8, "big")))
+            return answer.persisted_seqno, answer.current_seqno
+
+        opaque = peer.begin()
+        assert peer.status_of(marker(opaque, 0, 4)) == 0
+        for seqno in (1, 2, 3):
+            assert peer.status_of(mutation(opaque, seqno, b"%d" % seqno)) == 0
+        wire.ok(admin.SeqnoPersistence(seqno=3))
+        wire.ok(admin.StopPersistence())
+        assert peer.status_of(mutation(opaque, 4, b"4")) == 0
+        assert peer.status_of(marker(opaque, 5, 8)) == 0
+        assert peer.status_of(mutation(opaque, 5, b"5")) == 0
+        assert told() == (0, 5)
+        wire.ok(admin.StartPersistence())
+        wire.ok(admin.SeqnoPersistence(seqno=5))
+        assert told() == (4, 5)
+
+
 def test_a_snapshot_ends_with_a_change_that_is_not_for_the_replica(replica: RunningNode) -> None:
     with Controller(replica.port) as peer:
         opaque = peer.begin()

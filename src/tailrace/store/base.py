@@ -196,8 +196,8 @@ class VBucket(Protocol):
 
     @property
     def persisted_snapshot(self) -> ReceivedRange:
-        """To its start a promotion after a kill goes back: a received one that is not whole on disk, or
-        nothing, at the persisted seqno.
+        """The received snapshot of which only a part is on disk: a promotion after a kill goes back to its
+        start. (persisted, persisted) if there is none.
         """
         ...
 
