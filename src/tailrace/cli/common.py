@@ -296,7 +296,7 @@ def standard_input() -> IO[bytes]:
 
 
 _above_bar: list[Callable[[str], None]] = []
-"""Who writes above the progress bar that is shown at this moment, if one is."""
+"""What writes above the progress bar that is shown now, if there is one."""
 
 
 def note(text: str) -> None:
@@ -350,7 +350,7 @@ class ProgressDisplay:
         self.expect = expect
         """Say how much there is in all, where that is not known from the start."""
         self.reach = reach
-        """Say how much is done, where that is known better than what was added."""
+        """Say how much is done in all, where that is known better than each step."""
         self.is_shown = is_shown
         """Whether there is a terminal."""
 

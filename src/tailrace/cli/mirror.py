@@ -109,7 +109,7 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
 @click.option(
     "--metrics-file",
     type=FILE,
-    help="Write figures for Prometheus here after each commit, or 10 s (node_exporter's textfile collector).",
+    help="Write figures for Prometheus here with each commit and every 10 s (for node_exporter's textfiles).",
 )
 @storage_option
 @retry_option
@@ -266,7 +266,7 @@ def _remembered(table: str, storage: dict[str, str]) -> Callable[[], dict[str, A
 _LONG_S = 2.0
 """A round that takes longer is shown while it goes on, and not only when it is committed."""
 _LINE_S = 10.0
-"""Without a terminal: how often something that takes long is told."""
+"""Without a terminal: how often something that takes long is reported."""
 
 
 class _View:

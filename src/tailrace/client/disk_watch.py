@@ -1,7 +1,7 @@
 """How far the copies of vbuckets have their changes on disk, as they answered.
 
 The copies are the active and all replicas that the cluster map names. One that was asked and has not answered
-is not asked again over the same connection: a node that stands still must not find a heap of questions.
+is not asked again over the same connection: a node that hangs must not find a pile of questions later.
 
 Rules: docs/spec/servers.md#persistence.
 """
@@ -32,12 +32,12 @@ class DiskWatch:
         patience_s: float | None = None,
         on_left: Callable[[Progress], None],
     ) -> None:
-        """``on_left`` is told of a vbucket whose active has left the branch that was asked for."""
+        """``on_left`` is called for a vbucket whose active has left the branch that was asked about."""
         self._nodes = nodes
         self._progress = progress
         self._now = now
         self._patience_s = patience_s
-        """How long a replica is waited for that can't be reached; None: until it or another map is there."""
+        """How long to wait for a replica that can't be reached; None: until it or another map is there."""
         self._on_left = on_left
         self._persisted: dict[tuple[int, int, Address], int] = {}
         """By vbucket, branch and node."""
@@ -54,7 +54,7 @@ class DiskWatch:
         return self._nodes.node_of(vbucket) is None or bool(self.late_copies(vbucket, wanted))
 
     def seqno_everywhere(self, vbucket: int) -> int:
-        """How far every copy has a vbucket on disk, as far as we know; -1 if one has not said it."""
+        """How far every copy has a vbucket on disk, as far as we know; -1 if one has not answered."""
         return min((self._seqno(vbucket, node) for node in self._counting(vbucket)), default=-1)
 
     def ask(self, vbucket: int, wanted: int) -> None:

@@ -47,8 +47,8 @@ class HeldPortion:
         patience_s: float | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """``patience_s``: how long a replica is waited for that can't be reached; None: until it or another
-        map is there.
+        """``patience_s``: how long to wait for a replica that can't be reached; None: until it or another map
+        is there.
         """
         self._nodes = nodes
         self._progress = progress
@@ -101,7 +101,7 @@ class HeldPortion:
         return None
 
     def _set_aside(self, portion: Portion, vbucket: int, end: Position) -> None:
-        """Have the portion without what is not on all disks of a vbucket."""
+        """Take out of the portion what is not on all disks of a vbucket."""
         progress = self._progress[vbucket]
         self._undo(progress, portion, keep_to=self._disks.seqno_everywhere(vbucket))
         if progress.state is not ReadingState.PAUSED:  # otherwise the application says when it goes on
@@ -136,7 +136,7 @@ class HeldPortion:
         return f"waits until the changes are on disk everywhere{reasons and f'; {reasons}'}"
 
     def _reasons(self) -> dict[int, str]:
-        """By vbucket: for whom it waits."""
+        """By vbucket: what it waits for."""
         portion = self._portion
         ends = {} if portion is None else portion.ends
         held = {vbucket: self._disks.why_late(vbucket, end.seqno) for vbucket, end in ends.items()}

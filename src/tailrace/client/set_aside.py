@@ -19,7 +19,7 @@ from .progress import Progress
 __all__ = ["GRACE_S", "SetAside"]
 
 GRACE_S = 1.0
-"""So long everything waits for a disk, which takes a moment; after that only what is concerned does."""
+"""For so long everything waits for a disk, which takes a moment; after that, only what depends on it."""
 _ASK_S = 0.2
 
 
@@ -35,7 +35,7 @@ class _Spell:
 
 
 class SetAside:
-    """The vbuckets of a reading that wait for disks without a stream, and the nodes that let them wait."""
+    """The vbuckets of a reading that wait for disks, without a stream, and the nodes that keep them so."""
 
     def __init__(
         self, disks: DiskWatch, nodes: Nodes, progress: Mapping[int, Progress], now: Callable[[], float]
@@ -103,7 +103,7 @@ class SetAside:
         self._spells.clear()
 
     def reasons(self) -> dict[int, str]:
-        """By vbucket: for whom it waits."""
+        """By vbucket: what it waits for."""
         why = {
             vbucket: self._disks.why_late(vbucket, spell.wanted) for vbucket, spell in self._spells.items()
         }

@@ -45,7 +45,7 @@ SKIPPED_BEFORE_ADVANCE = 10_000
 """Changes of a backfill that the filter drops in a row before the reader is told how far it is."""
 
 LOOK_BYTES = 16 << 10
-"""So many bytes of a backfill take as long as to look at a stream that has next to nothing."""
+"""Looking at a stream that has next to nothing takes as long as this many bytes of a backfill."""
 
 _TAKE_OVER = int(AddStreamFlag.TAKE_OVER)  # plain, as in `controls`
 _DISK_ONLY = int(AddStreamFlag.DISK_ONLY)
@@ -225,8 +225,8 @@ class ProducerStream:
     def send_into(self, out: list[bytes | memoryview], budget: int) -> int:
         """Put messages into ``out`` until about ``budget`` bytes of work are done, the window is full, or
         there is nothing for now (then it is no longer ready). A batch is not split for the budget, only
-        for the window. The work that was done: bytes sent, or read and found to be not for this stream, and
-        not less than what it takes to look at a stream at all.
+        for the window. Returns the work that was done: bytes that were sent, or read and found not to be
+        for this stream; at least what it takes to look at a stream at all.
         """
         window, queue = self._options.window, self._queue
         work = 0

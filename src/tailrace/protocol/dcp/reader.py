@@ -247,7 +247,7 @@ class DcpReader:
         return self.queued_bytes > self.settings.buffer_bytes + SLACK_BYTES
 
     def reads_again(self, now: float) -> None:
-        """The server is read again after it was not for a while, in which nobody could hear it."""
+        """The server is read again, after a while in which nobody listened to it."""
         self._silence.heard(now)
 
     @property
@@ -335,8 +335,8 @@ class DcpReader:
     def ask(self, script: Script[T], then: Callable[[T], None], now: float | None) -> None:
         """Run a script over this connection; ``then`` gets its result.
 
-        A question that is not answered ends the connection, so whoever waits is told by that; one without a
-        time may wait for ever.
+        A question that is not answered ends the connection, so whoever waits learns of it; one without a time
+        may wait for ever.
         """
         self._questions.ask(script, then, now)
 
@@ -445,7 +445,7 @@ class DcpReader:
 
     @property
     def _silence_s(self) -> float | None:
-        """How long the server may be silent; None if it may for ever, or is not listened to."""
+        """How long the server may be silent; None: for ever, or nobody listens to it."""
         if self.is_swamped or (self.granted is not None and not self.granted.noop):
             return None
         return silence_limit_s(self.settings.noop_interval_s)
