@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tailrace.testing
-from tailrace import FileState, MemoryState, Mutation
+from tailrace import FileState, MemoryState, Mutation, Rollback
 from tailrace.client.autosave import Autosave
 from tailrace.client.checkpoints import parse_state
 from tailrace.client.progress import MAX_POINTS, Points, SavedPosition
@@ -70,6 +70,7 @@ def test_what_is_saved_is_loaded(
         b'{"tailrace_state":2,"bucket":"default","vbuckets":{}}',
         b'{"tailrace_state":1,"bucket":5,"vbuckets":{}}',
         b'{"tailrace_state":1,"bucket":"default"}',
+        b'{"tailrace_state":1,"bucket":"default","bucket_uuid":5,"vbuckets":{}}',
         b"\xff",
         b"[" * 100_000,
     ],
@@ -82,6 +83,35 @@ def test_a_file_that_is_no_state_is_refused_and_left_alone(text: bytes, tmp_path
     with pytest.raises(UsageError, match=r"state\.json.*move it away"):
         FileState(path).load()
     assert path.read_bytes() == text
+
+
+def test_positions_in_a_bucket_that_was_deleted_and_made_again(
+    tmp_path: Path, connect: Callable[..., Any]
+) -> None:
+    """They mean nothing in the new one: an error before anything is mixed."""
+    path = tmp_path / "state.json"
+    for state in (path, FileState(path, bucket="default")):
+        path.unlink(missing_ok=True)
+        with tailrace.testing.node(vbuckets=2) as node:
+            node.set(b"k", 1)
+            list(connect(node.url, state=state).changes(end="now"))
+            node.restart()
+            assert not any(
+                isinstance(event, Mutation | Rollback)
+                for event in connect(node.url, state=state).changes(end="now")
+            )
+        before = path.read_bytes()
+        with tailrace.testing.node(vbuckets=2) as node:
+            node.set(b"k", 2)
+            with pytest.raises(UsageError, match=r"state\.json.*deleted and made again .*move it away"):
+                list(connect(node.url, state=state).changes(end="now"))
+        assert path.read_bytes() == before
+    # what was saved before uuids were kept, or is none of a state file
+    path.write_bytes(before.replace(b'"bucket_uuid":', b'"older":'))
+    with tailrace.testing.node(vbuckets=2) as node:
+        node.set(b"k", 2)
+        events = list(connect(node.url, state=path).changes(end="now"))
+        assert any(isinstance(event, Rollback) for event in events)
 
 
 def test_a_save_that_fails_is_an_error(tmp_path: Path, connect: Callable[..., Any]) -> None:

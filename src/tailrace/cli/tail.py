@@ -151,11 +151,21 @@ class _Positions:
         self._given: dict[int, SavedPosition] = {}
         if start != self.start:
             try:
-                self._given = parse_state(paths.file(start, "the file of --from").read_bytes())[1]
+                self._given = parse_state(paths.file(start, "the file of --from").read_bytes())[-1]
             except OSError as error:
                 raise UsageError(f"--from is beginning, now or a file; {start!r}: {error.strerror}") from None
             except UsageError as error:
                 raise UsageError(f"{start!r} has no positions: {error}") from None
+
+    @property
+    def bucket_uuid(self) -> str:
+        """Of the bucket, for the state file."""
+        return "" if self.file is None else self.file.bucket_uuid
+
+    @bucket_uuid.setter
+    def bucket_uuid(self, uuid: str) -> None:
+        if self.file is not None:
+            self.file.bucket_uuid = uuid
 
     def load(self) -> dict[int, SavedPosition]:
         """The state file wins."""

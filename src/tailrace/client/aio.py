@@ -230,7 +230,8 @@ class Source:
         self._check_usable()
         if self._reading is not None:
             self.end(self._reading)
-        saved = await self._state.load()
+        uuid = "" if self._nodes.map is None else self._nodes.map.uuid
+        saved = await self._state.load(uuid)
         wanted = read_options(self.options, start, end, vbuckets)
         if (slot := self.options.slot()) is not None and self._group is None:
             wanted = replace(wanted, vbuckets=tuple(slot.vbuckets(self.vbucket_count)))
@@ -238,7 +239,8 @@ class Source:
         reading = self._reading = Reading(self._nodes, self._catalog, wanted, saved, rng=self._rng)
         self._turn()
         if self._group is not None:
-            await self._group.begin(reading, self.vbucket_count, is_from_now=wanted.start == "now")
+            is_from_now = wanted.start == "now"
+            await self._group.begin(reading, self.vbucket_count, bucket_uuid=uuid, is_from_now=is_from_now)
             self._turn()
         return reading
 

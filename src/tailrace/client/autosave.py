@@ -24,10 +24,12 @@ class Autosave:
         self._last_saved: Mapping[int, SavedPosition] = {}
         self._has_more = False
 
-    async def load(self) -> Mapping[int, SavedPosition]:
+    async def load(self, bucket_uuid: str) -> Mapping[int, SavedPosition]:
         """What an earlier run has saved."""
         if self._store is None:
             return {}
+        if hasattr(self._store, "bucket_uuid"):
+            self._store.bucket_uuid = bucket_uuid
         self._loaded = await asyncio.get_running_loop().run_in_executor(None, self._store.load)
         return self._loaded
 

@@ -19,7 +19,11 @@ _MAX_BYTES = 256 << 20
 
 
 class StateStore(Protocol):
-    """Keeps the position of every vbucket."""
+    """Keeps the position of every vbucket.
+
+    One with an attribute ``bucket_uuid`` gets that of the bucket before it is asked for anything, so that it
+    can refuse what was saved in an earlier bucket of the same name.
+    """
 
     def load(self) -> dict[int, SavedPosition]:
         """What was saved last; empty if nothing was."""
@@ -52,6 +56,8 @@ class FileState:
         self.path = paths.file(path, "the state file")
         self.bucket = bucket
         """Refuse the file of another bucket."""
+        self.bucket_uuid = ""
+        """And that of an earlier bucket of this name; empty as long as no server has said it."""
         self._texts: dict[int, tuple[SavedPosition, str]] = {}
 
     def load(self) -> dict[int, SavedPosition]:
@@ -64,7 +70,7 @@ class FileState:
         except OSError as error:
             raise StoreError(f"the state file {str(self.path)!r} can't be read: {error.strerror}") from error
         try:
-            bucket, positions = parse_state(text)
+            bucket, uuid, positions = parse_state(text)
         except UsageError as error:
             raise UsageError(
                 f"{str(self.path)!r} is no state file ({error}); move it away to start over"
@@ -72,6 +78,12 @@ class FileState:
         if bucket is not None and self.bucket is not None and bucket != self.bucket:
             raise UsageError(
                 f"the state file {str(self.path)!r} belongs to bucket {bucket!r}, not {self.bucket!r}"
+            )
+        if uuid and self.bucket_uuid and uuid != self.bucket_uuid:
+            raise UsageError(
+                f"the state file {str(self.path)!r} is of a bucket {bucket!r} that was deleted and made "
+                f"again (its uuid was {uuid} and is {self.bucket_uuid}), and its positions mean nothing in "
+                "the new one; move it away to start over"
             )
         return positions
 
@@ -82,8 +94,9 @@ class FileState:
         lines = ",\n".join(
             f'  "{vbucket}":{self._text(vbucket, positions[vbucket])}' for vbucket in sorted(positions)
         )
-        name = json.dumps(self.bucket)
-        text = f'{{"tailrace_state":{_VERSION},"bucket":{name},"vbuckets":{{\n{lines}\n}}}}\n'
+        name, uuid = json.dumps(self.bucket), json.dumps(self.bucket_uuid)
+        head = f'"tailrace_state":{_VERSION},"bucket":{name},"bucket_uuid":{uuid}'
+        text = f'{{{head},"vbuckets":{{\n{lines}\n}}}}\n'
         try:
             atomic_write(self.path, text.encode())
         except OSError as error:
@@ -100,8 +113,11 @@ class FileState:
         return known[1]
 
 
-def parse_state(text: str | bytes) -> tuple[str | None, dict[int, SavedPosition]]:
-    """Bucket and positions from a state file, or from bare positions such as Spark's offsets."""
+def parse_state(text: str | bytes) -> tuple[str | None, str, dict[int, SavedPosition]]:
+    """Bucket, its uuid if that is known, and positions from a state file, or from bare positions.
+
+    Spark's offsets are such.
+    """
     if len(text) > _MAX_BYTES:
         raise UsageError(f"it has more than {_MAX_BYTES} bytes")
     try:
@@ -111,11 +127,13 @@ def parse_state(text: str | bytes) -> tuple[str | None, dict[int, SavedPosition]
     if not isinstance(value, dict):
         raise UsageError("it is not a JSON object")
     bucket: Any = None
+    uuid: Any = ""
     if "tailrace_state" in value:
         if value["tailrace_state"] != _VERSION:
             raise UsageError(f"it has version {value['tailrace_state']!r}, written by another Tailrace")
-        bucket, value = value.get("bucket"), value.get("vbuckets")
-        if not isinstance(value, dict) or not (bucket is None or isinstance(bucket, str)):
+        bucket, uuid, value = value.get("bucket"), value.get("bucket_uuid", ""), value.get("vbuckets")
+        has_names = isinstance(uuid, str) and (bucket is None or isinstance(bucket, str))
+        if not isinstance(value, dict) or not has_names:
             raise UsageError("its bucket or vbuckets are missing")
     positions = {}
     for name, member in value.items():
@@ -124,4 +142,4 @@ def parse_state(text: str | bytes) -> tuple[str | None, dict[int, SavedPosition]
             positions[vbucket] = SavedPosition.from_json(member)
         except UsageError as error:
             raise UsageError(f"vbucket {vbucket}: {error}") from None
-    return bucket, positions
+    return bucket, uuid, positions

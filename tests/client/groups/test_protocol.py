@@ -246,6 +246,25 @@ def test_another_bucket_under_the_same_name() -> None:
         GroupMember(store, bucket="b", vbucket_count=16, name="two", clock=clock).turn()
 
 
+def test_a_bucket_that_was_deleted_and_made_again() -> None:
+    store, clock = MemoryGroupStore(random.Random(1)), ManualClock()
+
+    def joining(name: str, uuid: str) -> GroupMember:
+        return GroupMember(
+            store, bucket="b", bucket_uuid=uuid, vbucket_count=8, name=name, timeout_s=30.0, clock=clock
+        )
+
+    joining("old", "").turn()  # of a server that says none
+    first = joining("one", "aa")
+    first.turn()
+    first.save({vbucket: SavedPosition(Position.at(1, 7)) for vbucket in range(8)})
+    joining("two", "aa").turn()
+    joining("three", "").turn()
+    with pytest.raises(UsageError, match=r"deleted and made again .*was aa and is bb.*another name"):
+        joining("four", "bb").turn()
+    assert GroupRecord.from_bytes(store.read()[1] or b"").bucket_uuid == "aa"
+
+
 def test_texts_of_slots_and_vbuckets() -> None:
     assert parse_slot("1/3", "host") == Slot(1, 3) == parse_slot("statefulset/3", "reader-1")
     shares = [Slot(number, 3).vbuckets(1024) for number in range(3)]

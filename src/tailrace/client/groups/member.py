@@ -47,6 +47,7 @@ class GroupMember:
         store: GroupStore,
         *,
         bucket: str,
+        bucket_uuid: str = "",
         vbucket_count: int,
         name: str,
         slot: Slot | None = None,
@@ -56,7 +57,7 @@ class GroupMember:
         self.name = name
         self.timeout_s = timeout_s
         self._store = store
-        self._bucket = bucket
+        self._bucket, self._bucket_uuid = bucket, bucket_uuid
         self._vbucket_count = vbucket_count
         self._slot = slot
         self._clock = clock
@@ -141,7 +142,7 @@ class GroupMember:
     # the record
 
     def _turned(self, record: GroupRecord) -> GroupRecord:
-        record.check(self._bucket, self._vbucket_count)
+        record = record.of_bucket(self._bucket, self._vbucket_count, self._bucket_uuid)
         if self.name not in record.members and not self._is_in:
             self._tidy()
             record = record.joined(self.name, self._slot, self.timeout_s)

@@ -94,23 +94,26 @@ class GroupReader:
         at its last whole snapshot."""
         self._members = 0
 
-    async def begin(self, reading: SharedReading, vbucket_count: int, *, is_from_now: bool) -> None:
+    async def begin(
+        self, reading: SharedReading, vbucket_count: int, *, bucket_uuid: str = "", is_from_now: bool
+    ) -> None:
         """Take part with a new reading."""
         await self.leave()
         self._is_from_now = is_from_now
         self._unsaved_starts = set()
         host = "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())
         self._name = f"{host[:60]}-{os.getpid()}-{unique_name()[:8]}"
-        self._member = await self._call(self._join, vbucket_count)
+        self._member = await self._call(self._join, vbucket_count, bucket_uuid)
         self._reading = reading
         await self._turn()
         self._beating = asyncio.create_task(self._beat())
 
-    def _join(self, vbucket_count: int) -> GroupMember:
+    def _join(self, vbucket_count: int, bucket_uuid: str) -> GroupMember:
         store = open_group_store(self._where, self._group, self._bucket)
         return GroupMember(
             store,
             bucket=self._bucket,
+            bucket_uuid=bucket_uuid,
             vbucket_count=vbucket_count,
             name=self._name,
             slot=self._slot,

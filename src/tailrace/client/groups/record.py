@@ -62,6 +62,8 @@ class GroupRecord:
     members: Mapping[str, MemberEntry] = field(default_factory=dict)
     owners: Mapping[int, str] = field(default_factory=dict)
     files: Mapping[int, str] = field(default_factory=dict)
+    bucket_uuid: str = ""
+    """Of the bucket in which the positions are; empty if no server said it."""
 
     # who has what
 
@@ -152,6 +154,7 @@ class GroupRecord:
         document = {
             "tailrace_group": _VERSION,
             "bucket": self.bucket,
+            "bucket_uuid": self.bucket_uuid,
             "vbuckets": self.vbucket_count,
             "members": members,
             "positions": {file: format_vbuckets(some) for file, some in sorted(by_file.items())},
@@ -176,17 +179,25 @@ class GroupRecord:
                 )
                 owners |= dict.fromkeys(_vbuckets(entry["vbuckets"]), name)
             files = {v: file for file, some in document["positions"].items() for v in _vbuckets(some)}
-            return cls(str(document["bucket"]), int(document["vbuckets"]), members, owners, files)
+            uuid = str(document.get("bucket_uuid", ""))
+            return cls(str(document["bucket"]), int(document["vbuckets"]), members, owners, files, uuid)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"this is no record of a group of readers: {error}") from None
 
-    def check(self, bucket: str, vbucket_count: int) -> None:
-        """`UsageError` if it is of another bucket."""
+    def of_bucket(self, bucket: str, vbucket_count: int, bucket_uuid: str) -> GroupRecord:
+        """This one, as a record of that bucket; `UsageError` if it is of another."""
         if (self.bucket, self.vbucket_count) != (bucket, vbucket_count):
             raise UsageError(
                 f"the group reads bucket {self.bucket!r} with {self.vbucket_count} vbuckets, not "
                 f"{bucket!r} with {vbucket_count}; give it another name"
             )
+        if self.bucket_uuid and bucket_uuid and self.bucket_uuid != bucket_uuid:
+            raise UsageError(
+                f"the group reads a bucket {bucket!r} that was deleted and made again (its uuid was "
+                f"{self.bucket_uuid} and is {bucket_uuid}), and its positions mean nothing in the new one; "
+                "give it another name to start over"
+            )
+        return replace(self, bucket_uuid=self.bucket_uuid or bucket_uuid)
 
 
 def format_vbuckets(vbuckets: Iterable[int]) -> str:
