@@ -203,6 +203,20 @@ def test_a_part_of_an_older_snapshot_is_not_told_as_persisted() -> None:
     assert pair.replica.high_seqno == 1
 
 
+def test_an_active_has_no_part_in_a_snapshot_that_it_was_announced_as_a_replica() -> None:
+    """Its own changes get the seqnos of those that never came, and count as any others."""
+    pair = Pair()
+    pair.replica.begin_snapshot(0, 4)
+    pair.run("flush", 0)
+    pair.bucket.set_state(0, VBucketState.ACTIVE)
+    for number in range(2):
+        pair.replica.set(b"\0%d" % number, b"v")
+    pair.run("flush", 0)
+    assert pair.replica.persisted_snapshot == (2, 2)
+    pair.bucket.set_state(0, VBucketState.REPLICA)
+    assert (pair.replica.complete_seqno, pair.replica.received) == (2, (0, 0))
+
+
 def test_a_seqno_inside_a_folded_snapshot_is_no_place_to_go_back_to() -> None:
     pair = Pair()
     for action, number in [("write", 0), ("write", 1), ("replicate", 0)]:

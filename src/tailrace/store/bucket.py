@@ -194,8 +194,10 @@ class EngineBucket(SealedStore):
         target = self.vbuckets[vbucket] if 0 <= vbucket < len(self.vbuckets) else None
         if target is None:
             target = self.new_vbucket(vbucket, state)
-        elif state == VBucketState.ACTIVE != target.state and not takeover:
-            self._promote(target)
+        elif state == VBucketState.ACTIVE != target.state:
+            if not takeover:
+                self._promote(target)
+            target.drop_snapshot()  # what was announced will never come: its own changes get these seqnos
         target.state = int(state)
         self.cache.clear()
         if extra is not None:
