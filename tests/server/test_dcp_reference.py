@@ -22,7 +22,8 @@ from tailrace.wire.header import Frame
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[RunningNode]:
-    with tailrace.testing.node(vbuckets=4) as running:
+    # what waits for the disk waits for the test, however slow the machine is
+    with tailrace.testing.node(vbuckets=4, settings={"persist_timeout": "1h"}) as running:
         yield running
 
 
