@@ -30,6 +30,7 @@ from tailrace.errors import (
     TailraceError,
 )
 from tailrace.model import MAX_SEQNO
+from tailrace.protocol.dcp.reader import DcpReader
 from tailrace.wire.admin import ClustermapChangeNotification, SaslResponse
 from tailrace.wire.codes import DcpOpcode, Feature, Magic, Op, Status
 from tailrace.wire.dcp import (
@@ -427,11 +428,12 @@ def test_what_has_come_counts_before_it_was_looked_at(monkeypatch: pytest.Monkey
         async with tailrace.connect(server.url, retry_for_s=0) as source:
             reading = await source.begin()
             portion = asyncio.ensure_future(source.next_portion(reading))
-            await until(lambda: asked)
-            connection, request = asked[0]
             (link,) = (connection.link for connection in source._connections)
+            await until(lambda: asked and not source._catalog.awaits_names_of(link))
+            connection, request = asked[0]
             # it is read and not looked at, when the time for both a sign of life and the answer is over
             monkeypatch.setattr(Connection, "_watch", lambda _: None)
+            monkeypatch.setattr(DcpReader, "is_awaited", False)
             packet = accepted(request) + marker(request, 1, 1) + mutation(request, 1)
             before = link.received_bytes
             connection.send(packet)

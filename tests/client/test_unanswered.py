@@ -182,9 +182,9 @@ def test_every_node_is_asked_for_names() -> None:
     free.turn(nodes, 0.0)
     old.asked[-1](manifest())
     links: list[Any] = [old, new]
-    assert is_ready(free) and [free.has_names_of(link) for link in links] == [True, False]
+    assert is_ready(free) and [free.awaits_names_of(link) for link in links] == [False, True]
     new.asked[-1](manifest((9, "late")))
-    assert free.has_names_of(links[1]) and free.names.collections[9] == ("_default", "late")
+    assert not free.awaits_names_of(links[1]) and free.names.collections[9] == ("_default", "late")
 
 
 def is_ready(catalog: Catalog) -> bool:

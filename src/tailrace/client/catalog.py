@@ -95,9 +95,17 @@ class Catalog:
         told.add(link)  # that of an earlier reading counts for that one only
         self._settle()
 
-    def has_names_of(self, link: DcpReader) -> bool:
-        """Whether a node has said what the collections are called that it streams."""
-        return not self._asks_every_node or link in self._told
+    def can_request(self, link: DcpReader) -> bool:
+        """Whether streams of a node may be asked for. Only a filter needs names for that; what else comes is
+        kept until they are there (`awaits_names_of`).
+        """
+        if self._scope or self._collections:
+            return self.is_ready and (not self._asks_every_node or link in self._told)
+        return not self._asks_every_node or link in self._asked
+
+    def awaits_names_of(self, link: DcpReader) -> bool:
+        """Whether a node has yet to say what the collections are called that it streams."""
+        return link in self._asked and link not in self._told
 
     def _settle(self) -> None:
         told = self._asked & self._told

@@ -77,7 +77,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.link.buffer_updated(nbytes)
         self._grew = True
-        if self.link.is_full:
+        if self.link.is_full or self.link.is_awaited:
             self._process()
         elif not self._watching:
             self._watching = True

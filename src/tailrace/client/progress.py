@@ -132,11 +132,16 @@ class Roster:
         """Those with which we may lose patience first: of those that wait for an answer only the oldest, as
         long as it is in time.
         """
+        watched = [
+            progress
+            for progress in self.unsettled.values()
+            if progress.troubled_since is not None or progress.state is ReadingState.REQUESTED
+        ]
         requested = self.requested.values()
         oldest = next(iter(requested), None)
         if oldest is not None and now < oldest.error_due(retry_for_s):
-            return [*self.unsettled.values(), oldest]
-        return [*self.unsettled.values(), *requested]
+            return [*watched, oldest]
+        return [*watched, *requested]
 
 
 _RESTING = (ReadingState.PAUSED, ReadingState.DONE)

@@ -42,6 +42,10 @@ __all__ = ["Reading", "release"]
 _log = logging.getLogger(__name__)
 
 _OVER_FOR_GOOD = frozenset({StreamEndStatus.FILTER_EMPTY})
+_REQUESTED_AT_ONCE = 128
+"""So many streams are asked for in a turn: nodes begin with them while we ask for more. Not where streams
+end: their ends are confirmed together.
+"""
 
 
 class Reading:
@@ -153,10 +157,9 @@ class Reading:
         self._need_nodes(self._nodes.map)
         self._held.turn()  # whatever else can't be done: a timer that is due would come again at once
         self._catalog.turn(self._nodes.ready(), now)
-        if not self._catalog.is_ready:
-            return
         unresolved: dict[Address, list[Progress]] = {}
         requested: dict[DcpReader, list[Progress]] = {}
+        left = _REQUESTED_AT_ONCE
         for progress in list(self._roster.unsettled.values()):
             if progress.vbucket in self._held.aside:
                 continue
@@ -170,11 +173,15 @@ class Reading:
                 progress.wait(f"no node has vbucket {progress.vbucket}", self._now)
             elif node.is_ready and node.address not in self._closed:
                 assert node.link is not None
-                if not self._catalog.has_names_of(node.link):
+                if not self._catalog.can_request(node.link):
                     continue
                 if progress.state is ReadingState.READY:
                     self._request(progress, node)
                     requested.setdefault(node.link, []).append(progress)
+                    left -= progress.ends_at_most is None
+                    if not left:
+                        self._nodes.on_change()
+                        break
                 else:
                     unresolved.setdefault(node.address, []).append(progress)
         for address, some in unresolved.items():
@@ -349,6 +356,10 @@ class Reading:
         self._closed[address] = error
 
     def _take_from(self, address: Address, link: DcpReader) -> Portion | None:
+        if self._catalog.awaits_names_of(link):
+            if address not in self._closed:
+                return None
+            link.discard()  # nobody will say what these are called; they come again
         while (delivery := link.next_delivery()) is not None:
             portion = self._portion(address, link, delivery)
             if portion.is_empty:

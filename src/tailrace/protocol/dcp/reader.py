@@ -205,6 +205,7 @@ class DcpReader:
         self._window = ReceiveWindow(settings.buffer_bytes, now, ack_at_bytes=ACK_BYTES)
         self._grew = False
         self._unread = 0
+        self._awaits_change = False
         self.ask(self._opening(introduction, rng), self._opened, now)
 
     def _opening(self, introduction: Introduction, rng: random.Random) -> Script[Granted]:
@@ -238,6 +239,11 @@ class DcpReader:
     def is_full(self) -> bool:
         """The receive buffer should be processed before it takes more."""
         return self._buffer.is_full
+
+    @property
+    def is_awaited(self) -> bool:
+        """The streams are asked for, and none has brought a change: what comes should not wait for more."""
+        return self._awaits_change
 
     @property
     def is_swamped(self) -> bool:
@@ -311,6 +317,8 @@ class DcpReader:
                 ordered[index] = True
             elif opcode != DcpOpcode.BUFFER_ACK:  # some servers answer even that
                 self._questions.answered(Frame.parse(frames.data.data, int(frames.control_start[index])))
+        if len(frames):
+            self._awaits_change = False
         if len(frames) or ordered.any():
             self._chunks.append(ReceivedChunk(frames, block, headers, ordered, counted))
         else:
@@ -354,6 +362,8 @@ class DcpReader:
         self, stream: Stream, *, end_seqno: int = MAX_U64, flags: int = 0, value: bytes = b""
     ) -> None:
         """Ask for a vbucket's changes from where the stream stands."""
+        if not self._streams.by_opaque:
+            self._awaits_change = True
         opaque = self._streams.add(stream)
         position = stream.position
         wanted = position.request_range()

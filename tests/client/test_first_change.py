@@ -1,0 +1,86 @@
+"""How a reading begins: what is asked for before what is answered, and what the application gets first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from client.fake_server import Connection, FakeServer, accepted, marker, mutation
+from tailrace import Mutation
+from tailrace.client.resume import _REQUESTED_AT_ONCE
+from tailrace.wire.admin import ValueResponse
+from tailrace.wire.codes import DcpOpcode, Op
+from tailrace.wire.dcp import DcpStreamRequest
+from tailrace.wire.header import Frame
+
+_MANIFEST = (
+    b"""{"uid":"1","scopes":[{"uid":"8","name":"shop","collections":[{"uid":"9","name":"orders"}]}]}"""
+)
+
+
+def test_streams_are_asked_for_before_the_names_are_known(connect: Callable[..., Any]) -> None:
+    """The answer to the question about names comes behind the first change, which waits for it."""
+    questions: list[Frame] = []
+
+    def stream(connection: Connection, request: DcpStreamRequest) -> None:
+        connection.send(accepted(request), marker(request, 1, 1), mutation(request, 1, key=b"\x09key"))
+        (asked,) = questions
+        answer = ValueResponse(opcode=asked.opcode, value=_MANIFEST, opaque=asked.opaque)
+        connection.send(answer.encode())
+
+    with FakeServer(stream) as server:
+        server.answers[Op.GET_COLLECTIONS_MANIFEST] = lambda _, frame: questions.append(frame)
+        batch = next(connect(server.url, retry_for_s=5).batches())
+        assert batch["scope"].to_pylist() == ["shop"] and batch["collection"].to_pylist() == ["orders"]
+
+
+def test_a_connection_that_is_lost_before_it_has_told_the_names(connect: Callable[..., Any]) -> None:
+    """What it brought is read again, with the names, from its successor."""
+
+    def stream(connection: Connection, request: DcpStreamRequest) -> None:
+        connection.send(accepted(request), marker(request, 1, 1), mutation(request, 1, key=b"\x09key"))
+        if len(server.connections) == 1:
+            connection.close()
+
+    def manifest(server: FakeServer, frame: Frame) -> bytes | None:
+        if len(server.connections) == 1:
+            return None
+        return ValueResponse(opcode=frame.opcode, value=_MANIFEST, opaque=frame.opaque).encode()
+
+    with FakeServer(stream) as server:
+        server.answers[Op.GET_COLLECTIONS_MANIFEST] = manifest
+        batch = next(connect(server.url, retry_for_s=5).batches())
+        assert batch["seqno"].to_pylist() == [1] and batch["collection"].to_pylist() == ["orders"]
+        assert len(server.connections) == 2
+
+
+def test_a_filter_waits_for_the_names(connect: Callable[..., Any]) -> None:
+    def stream(connection: Connection, request: DcpStreamRequest) -> None:
+        assert request.value == b'{"collections":["9"]}'
+        connection.send(accepted(request), marker(request, 1, 1), mutation(request, 1, key=b"\x09key"))
+
+    with FakeServer(stream) as server:
+        server.answers[Op.GET_COLLECTIONS_MANIFEST] = lambda _, frame: ValueResponse(
+            opcode=frame.opcode, value=_MANIFEST, opaque=frame.opaque
+        ).encode()
+        source = connect(server.url, collections=["shop.orders"], retry_for_s=5)
+        assert next(source.batches())["collection"].to_pylist() == ["orders"]
+
+
+def test_a_change_comes_before_all_streams_are_asked_for(connect: Callable[..., Any]) -> None:
+    """Many streams are asked for in several turns, each once, and all of them are read."""
+    vbuckets = 3 * _REQUESTED_AT_ONCE + 1
+
+    def stream(connection: Connection, request: DcpStreamRequest) -> None:
+        connection.send(accepted(request), marker(request, 1, 1), mutation(request, 1))
+
+    with FakeServer(stream, vbuckets=vbuckets) as server:
+        seen = []
+        for change in connect(server.url, retry_for_s=5).changes():
+            if isinstance(change, Mutation):
+                seen.append(change.vbucket)
+            if len(seen) == vbuckets:
+                break
+        assert sorted(seen) == list(range(vbuckets))
+        asked = [frame.vbucket for frame in server.requests if frame.opcode == DcpOpcode.STREAM_REQUEST]
+        assert sorted(asked) == list(range(vbuckets))
