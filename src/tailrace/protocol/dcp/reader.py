@@ -205,7 +205,6 @@ class DcpReader:
         self._window = ReceiveWindow(settings.buffer_bytes, now, ack_at_bytes=ACK_BYTES)
         self._grew = False
         self._unread = 0
-        self._awaits_change = False
         self.ask(self._opening(introduction, rng), self._opened, now)
 
     def _opening(self, introduction: Introduction, rng: random.Random) -> Script[Granted]:
@@ -243,7 +242,7 @@ class DcpReader:
     @property
     def is_awaited(self) -> bool:
         """The streams are asked for, and none has brought a change: what comes should not wait for more."""
-        return self._awaits_change
+        return self._streams.are_awaited
 
     @property
     def is_swamped(self) -> bool:
@@ -318,7 +317,7 @@ class DcpReader:
             elif opcode != DcpOpcode.BUFFER_ACK:  # some servers answer even that
                 self._questions.answered(Frame.parse(frames.data.data, int(frames.control_start[index])))
         if len(frames):
-            self._awaits_change = False
+            self._streams.are_awaited = False
         if len(frames) or ordered.any():
             self._chunks.append(ReceivedChunk(frames, block, headers, ordered, counted))
         else:
@@ -363,7 +362,7 @@ class DcpReader:
     ) -> None:
         """Ask for a vbucket's changes from where the stream stands."""
         if not self._streams.by_opaque:
-            self._awaits_change = True
+            self._streams.are_awaited = True
         opaque = self._streams.add(stream)
         position = stream.position
         wanted = position.request_range()
