@@ -107,6 +107,16 @@ class Catalog:
         """Whether a node has yet to say what the collections are called that it streams."""
         return link in self._asked and link not in self._told
 
+    def request_value(self, link: DcpReader, purge_seqno: int) -> bytes:
+        """The JSON of a stream request: what to send, and what we know of purges."""
+        assert link.granted is not None
+        if not link.granted.session.collections:
+            return b""
+        members = dict(self.stream_filter)
+        if purge_seqno:
+            members["purge_seqno"] = str(purge_seqno)
+        return json.dumps(members, separators=(",", ":")).encode() if members else b""
+
     def _settle(self) -> None:
         told = self._asked & self._told
         # a filter is made of what all of them know; otherwise no node waits for another

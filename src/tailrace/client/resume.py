@@ -9,7 +9,6 @@ Rules: docs/spec/dcp.md#what-a-reader-keeps, docs/spec/dcp.md#rollback-at-the-re
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import random
@@ -470,20 +469,10 @@ class Reading:
             progress.stream,
             end_seqno=progress.end_seqno,
             flags=int(AddStreamFlag.ACTIVE_VB_ONLY),
-            value=self._filter(progress, link),
+            value=self._catalog.request_value(link, progress.stream.purge_seqno),
         )
         if link.next_chunk() is not None:
             self._nodes.on_change()  # in the older dialects some answers are known at once
-
-    def _filter(self, progress: Progress, link: DcpReader) -> bytes:
-        """The JSON of a stream request: what to send, and what we know of purges."""
-        assert link.granted is not None
-        if not link.granted.session.collections:
-            return b""
-        members = dict(self._catalog.stream_filter)
-        if progress.stream.purge_seqno:
-            members["purge_seqno"] = str(progress.stream.purge_seqno)
-        return json.dumps(members, separators=(",", ":")).encode() if members else b""
 
     def _refused(self, progress: Progress, refused: RequestRefused, address: Address) -> None:
         status, what = refused.status, f"the stream request of vbucket {progress.vbucket}"
