@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import tailrace
 from client.fake_server import Connection, FakeServer, accepted, marker, mutation
 from tailrace import Mutation
 from tailrace.client.resume import _REQUESTED_AT_ONCE
@@ -30,7 +32,7 @@ def test_streams_are_asked_for_before_the_names_are_known(connect: Callable[...,
 
     with FakeServer(stream) as server:
         server.answers[Op.GET_COLLECTIONS_MANIFEST] = lambda _, frame: questions.append(frame)
-        batch = next(connect(server.url, retry_for_s=5).batches())
+        batch = next(connect(server.url, retry_for_s=60).batches())
         assert batch["scope"].to_pylist() == ["shop"] and batch["collection"].to_pylist() == ["orders"]
 
 
@@ -49,9 +51,34 @@ def test_a_connection_that_is_lost_before_it_has_told_the_names(connect: Callabl
 
     with FakeServer(stream) as server:
         server.answers[Op.GET_COLLECTIONS_MANIFEST] = manifest
-        batch = next(connect(server.url, retry_for_s=5).batches())
+        batch = next(connect(server.url, retry_for_s=60).batches())
         assert batch["seqno"].to_pylist() == [1] and batch["collection"].to_pylist() == ["orders"]
         assert len(server.connections) == 2
+
+
+def test_it_says_that_it_waits_for_the_names() -> None:
+    """Not for the application, which can't have what came."""
+    questions: list[Frame] = []
+
+    def stream(connection: Connection, request: DcpStreamRequest) -> None:
+        connection.send(accepted(request), marker(request, 1, 1), mutation(request, 1))
+
+    async def read(server: FakeServer) -> None:
+        async with tailrace.connect(server.url, retry_for_s=60) as source:
+            portion = asyncio.ensure_future(source.next_portion(await source.begin()))
+            async with asyncio.timeout(60):
+                while not source.stats()["queued_bytes"]:  # noqa: ASYNC110 - the server is another thread
+                    await asyncio.sleep(0.01)
+            assert source.stats()["waits_for"] == "waits for the collections manifest"
+            (asked,) = questions
+            answer = ValueResponse(opcode=asked.opcode, value=_MANIFEST, opaque=asked.opaque)
+            server.connections[0].send(answer.encode())
+            assert await portion is not None
+            assert source.stats()["waits_for"] == "the application"
+
+    with FakeServer(stream) as server:
+        server.answers[Op.GET_COLLECTIONS_MANIFEST] = lambda _, frame: questions.append(frame)
+        asyncio.run(read(server))
 
 
 def test_a_filter_waits_for_the_names(connect: Callable[..., Any]) -> None:
@@ -63,7 +90,7 @@ def test_a_filter_waits_for_the_names(connect: Callable[..., Any]) -> None:
         server.answers[Op.GET_COLLECTIONS_MANIFEST] = lambda _, frame: ValueResponse(
             opcode=frame.opcode, value=_MANIFEST, opaque=frame.opaque
         ).encode()
-        source = connect(server.url, collections=["shop.orders"], retry_for_s=5)
+        source = connect(server.url, collections=["shop.orders"], retry_for_s=60)
         assert next(source.batches())["collection"].to_pylist() == ["orders"]
 
 
@@ -76,7 +103,7 @@ def test_a_change_comes_before_all_streams_are_asked_for(connect: Callable[..., 
 
     with FakeServer(stream, vbuckets=vbuckets) as server:
         seen = []
-        for change in connect(server.url, retry_for_s=5).changes():
+        for change in connect(server.url, retry_for_s=60).changes():
             if isinstance(change, Mutation):
                 seen.append(change.vbucket)
             if len(seen) == vbuckets:

@@ -20,6 +20,7 @@ from tailrace import Deletion, Expiration, Flush, Mutation, Position, Rollback, 
 from tailrace.cli.main import main
 from tailrace.client.checkpoints import MemoryState
 from tailrace.client.kv import KvClient
+from tailrace.client.resume import _REQUESTED_AT_ONCE
 from tailrace.errors import UsageError
 from tailrace.testing.running import RunningNode
 
@@ -89,6 +90,20 @@ def test_every_dialect_tells_the_same(node: RunningNode, connect: Callable[..., 
     some = list(source.changes(end="now", vbuckets=[1, 3]))
     assert {event.vbucket for event in some} == {1, 3}
     assert documents(some) == {key: document for key, document in expected.items() if document[-1] in (1, 3)}
+
+
+@pytest.mark.parametrize("dialect", OLD)
+@pytest.mark.parametrize("end", ["now", "forever"])
+def test_more_vbuckets_than_are_asked_for_in_a_turn(
+    connect: Callable[..., Any], dialect: str, end: str
+) -> None:
+    """One request of TAP has to name them all: who asks for more later must connect again, for ever."""
+    with tailrace.testing.node(vbuckets=2 * _REQUESTED_AT_ONCE) as node:
+        write(node)
+        source = connect(node.url, dialect=dialect)
+        mutations = (event for event in source.changes(end=end) if isinstance(event, Mutation))
+        assert {event.key for event in itertools.islice(mutations, len(KEYS))} == set(KEYS)
+        assert source.stats()["lost_connections"] == 0
 
 
 @pytest.mark.parametrize("dialect", UPR)

@@ -223,9 +223,10 @@ class _AnyCopy(Reading):
     """Vbuckets that are not active are good, too."""
 
     def _request(self, progress: Progress, node: KnownNode) -> None:
-        assert node.link is not None and node.link.granted is not None
+        assert node.link is not None
         progress.requested(self._now)
-        node.link.open_stream(progress.stream, value=self._filter(progress, node.link))
+        value = self._catalog.request_value(node.link, progress.stream.purge_seqno)
+        node.link.open_stream(progress.stream, value=value)
 
 
 class CopyReader(Mirror):

@@ -47,7 +47,6 @@ class Catalog:
         )
         self.names = Names(bucket, {0: ("_default", "_default")})
         self.is_ready = False
-        self.trouble = ""
         self.stream_filter: dict[str, Any] = {}
         """Members of the stream request that limit the stream."""
         self._scope = scope
@@ -55,33 +54,32 @@ class Catalog:
         self._scopes: dict[int, str] = {0: "_default"}
         self._asked: set[DcpReader] = set()
         self._told: set[DcpReader] = set()
-        self._asks_every_node = False
 
     def renew(self) -> None:
         """A reading begins. Collections may have been made since the last one, and streams that begin behind
         that don't say what they are called: the manifest is asked for again.
         """
-        self.is_ready, self._asks_every_node = False, True
+        self.is_ready = False
         self._asked, self._told = set(), set()
 
     def turn(self, ready: Sequence[KnownNode], now: float) -> None:
         """Ask for the manifest, once a reading: every node, since one's may be older than another's. A node
         has the names of what it streams.
         """
-        if not ready or (self.is_ready and not self._asks_every_node):
+        links = {node.link for node in ready}
+        if not links or (self.is_ready and links <= self._told):
             return
-        links = {node.link for node in (ready if self._asks_every_node else ready[:1])}
-        if self.is_ready and links <= self._told:
-            return
-        for link in links - self._asked:
+        for node in ready:
+            link = node.link
             assert link is not None and link.granted is not None
+            if link in self._asked:
+                continue
             self._asked.add(link)
             if not link.granted.session.collections:
                 if self._scope or self._collections:
                     raise UsageError("the server has no collections, so a reading can't be limited to some")
                 self._told.add(link)
             else:
-                self.trouble = "waits for the collections manifest"
                 link.ask(_manifest(), partial(self._answered, self._told, link), now)
         self._asked &= links  # whoever is gone will not answer
         self._told &= links
@@ -100,12 +98,17 @@ class Catalog:
         kept until they are there (`awaits_names_of`).
         """
         if self._scope or self._collections:
-            return self.is_ready and (not self._asks_every_node or link in self._told)
-        return not self._asks_every_node or link in self._asked
+            return self.is_ready and link in self._told
+        return link in self._asked
+
+    @property
+    def trouble(self) -> str:
+        """What it waits for, in words."""
+        return "waits for the collections manifest" if self._asked - self._told else ""
 
     def awaits_names_of(self, link: DcpReader) -> bool:
         """Whether a node has yet to say what the collections are called that it streams."""
-        return link in self._asked and link not in self._told
+        return link not in self._told
 
     def request_value(self, link: DcpReader, purge_seqno: int) -> bytes:
         """The JSON of a stream request: what to send, and what we know of purges."""
@@ -121,10 +124,8 @@ class Catalog:
         told = self._asked & self._told
         # a filter is made of what all of them know; otherwise no node waits for another
         self.is_ready = bool(told) and (told == self._asked or not (self._scope or self._collections))
-        if self.is_ready:
-            self.trouble = ""
-            if not self.stream_filter:  # what a source was limited to when it was opened stays
-                self._make_filter()
+        if self.is_ready and not self.stream_filter:  # what a source was limited to when it was opened stays
+            self._make_filter()
 
     def _read(self, text: bytes) -> None:
         try:

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 _OVER_FOR_GOOD = frozenset({StreamEndStatus.FILTER_EMPTY})
 _REQUESTED_AT_ONCE = 128
 """So many streams are asked for in a turn: nodes begin with them while we ask for more. Not where streams
-end: their ends are confirmed together.
+end now, since their ends are confirmed together, and not where one request names them all.
 """
 
 
@@ -93,7 +93,11 @@ class Reading:
 
     @property
     def holds_back(self) -> bool:
-        """Whether changes that came wait for the disks of all copies."""
+        """Whether changes that came wait for the disks of all copies, or for the names of collections."""
+        return self._waits_for_disks or bool(self._catalog.trouble)
+
+    @property
+    def _waits_for_disks(self) -> bool:
         return not self._held.is_empty or bool(self._held.aside)
 
     def positions(self) -> dict[int, Position]:
@@ -121,10 +125,12 @@ class Reading:
 
     def waits_for(self, now: float) -> str:
         """What it waits for when nothing comes, in words."""
-        if self.holds_back:
+        if self._waits_for_disks:
             return self._held.waits_for()
         if not self._is_begun:
-            return self._catalog.trouble or "the cluster map"
+            return "the cluster map"
+        if self._catalog.trouble:
+            return self._catalog.trouble
         states: dict[str, int] = {}
         for progress in self.progress.values():
             if progress.state is ReadingState.OPEN or progress.state is ReadingState.DONE:
@@ -177,7 +183,7 @@ class Reading:
                 if progress.state is ReadingState.READY:
                     self._request(progress, node)
                     requested.setdefault(node.link, []).append(progress)
-                    left -= progress.ends_at_most is None
+                    left -= progress.ends_at_most is None and not node.link.ONE_REQUEST
                     if not left:
                         self._nodes.on_change()
                         break

@@ -176,6 +176,8 @@ class DcpReader:
     """What the server sends for streams besides changes; it keeps its place between them."""
     HAS_SEQNOS: ClassVar[bool] = True
     """Changes carry the server's own seqnos, so a stream can end at one."""
+    ONE_REQUEST: ClassVar[bool] = False
+    """One request names all vbuckets: its streams are asked for together."""
     is_spent = False
     """It can't be used for another reading: close it when this one is over."""
 

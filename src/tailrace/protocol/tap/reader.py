@@ -193,6 +193,7 @@ class TapReader(TranslatingReader):
     """One connection to one node."""
 
     HAS_SEQNOS = False
+    ONE_REQUEST = True
 
     def __init__(
         self,
