@@ -130,6 +130,11 @@ class HeldPortion:
         times = [self._observe_at, self.aside.next_timer()]
         return min((time for time in times if time is not None), default=None)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anything is held back."""
+        return not self.is_empty or bool(self.aside)
+
     def waits_for(self) -> str:
         """What is missing, in words."""
         reasons = counted(self._reasons())

@@ -94,11 +94,7 @@ class Reading:
     @property
     def holds_back(self) -> bool:
         """Whether changes that came wait for the disks of all copies, or for the names of collections."""
-        return self._waits_for_disks or bool(self._catalog.trouble)
-
-    @property
-    def _waits_for_disks(self) -> bool:
-        return not self._held.is_empty or bool(self._held.aside)
+        return self._held.is_waiting or bool(self._catalog.trouble)
 
     def positions(self) -> dict[int, Position]:
         """What the application has, by vbucket."""
@@ -125,7 +121,7 @@ class Reading:
 
     def waits_for(self, now: float) -> str:
         """What it waits for when nothing comes, in words."""
-        if self._waits_for_disks:
+        if self._held.is_waiting:
             return self._held.waits_for()
         if not self._is_begun:
             return "the cluster map"
