@@ -27,6 +27,8 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
+from syntax_trees import parse
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("*.md")])
 SPEC = sorted((ROOT / "docs" / "spec").glob("*.md"))
@@ -238,7 +240,7 @@ def prose(source: str) -> Iterator[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
                 yield node.lineno, text
@@ -251,7 +253,7 @@ def wrong_citations(source: str, folder: Path = ROOT) -> list[str]:
         return wrong  # most modules: not worth taking apart
     numbered = {
         rule.rpartition("-")[2]
-        for citation in _CITATION.findall(ast.get_docstring(ast.parse(source)) or "")
+        for citation in _CITATION.findall(ast.get_docstring(parse(source)) or "")
         for rule in _anchors(ROOT / citation.partition("#")[0])
         if re.fullmatch(re.escape(citation.partition("#")[2]) + r"-\d+", rule)
     }

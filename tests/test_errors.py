@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tailrace
+from syntax_trees import parse
 from tailrace import errors
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "tailrace"
@@ -23,7 +24,7 @@ def exception_classes() -> dict[str, str]:
     """Every class of the package that is an exception, with its module."""
     bases: dict[str, tuple[str, list[str]]] = {}
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 names = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
                 bases[node.name] = (str(path.relative_to(SOURCE)), names)

@@ -7,6 +7,8 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+from syntax_trees import parse
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "tailrace"
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
@@ -16,7 +18,7 @@ def defined_twice(modules: dict[str, str]) -> dict[str, list[str]]:
     """The class names that more than one class statement defines, with their modules."""
     places: dict[str, list[str]] = defaultdict(list)
     for module, code in modules.items():
-        for node in ast.walk(ast.parse(code)):
+        for node in ast.walk(parse(code)):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(module)
     return {name: sorted(where) for name, where in places.items() if len(where) > 1}
@@ -69,7 +71,7 @@ EMPTY_NAMES = {"one", "found"}
 def empty_names(code: str) -> list[int]:
     """The lines that bind a variable or a parameter to a name that says nothing."""
     lines = []
-    for node in ast.walk(ast.parse(code)):
+    for node in ast.walk(parse(code)):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.MatchAs(name=name):
                 if name in EMPTY_NAMES:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from syntax_trees import parse
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "tailrace"
 pytestmark = pytest.mark.xdist_group("layers")  # each module is taken apart once
@@ -36,7 +38,7 @@ def part(module: str) -> str:
 @functools.cache
 def imports(module: str, code: str) -> list[tuple[str, bool]]:
     """What a module imports, as a dotted name, and whether only the type checker sees it."""
-    tree = ast.parse(code)
+    tree = parse(code)
     imported_names: list[tuple[str, bool]] = []
     checked_only = {
         id(inner)
@@ -61,7 +63,7 @@ def imports(module: str, code: str) -> list[tuple[str, bool]]:
 @functools.cache
 def calls(code: str) -> list[str]:
     """What a module calls, as text."""
-    return [ast.unparse(node) for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    return [ast.unparse(node) for node in ast.walk(parse(code)) if isinstance(node, ast.Call)]
 
 
 @functools.cache

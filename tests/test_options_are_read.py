@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
+from syntax_trees import parse
 from tailrace.cli.main import COMMANDS, cli
 from tailrace.client.options import SourceOptions
 from tailrace.errors import UsageError
@@ -28,7 +29,7 @@ MODULES = {str(path.relative_to(SOURCE)): path.read_text() for path in sorted(SO
 def accesses() -> dict[str, set[str]]:
     """The attributes that each module reads. Not found out when this is imported, which every worker does."""
     return {
-        name: {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
+        name: {node.attr for node in ast.walk(parse(text)) if isinstance(node, ast.Attribute)}
         for name, text in MODULES.items()
     }
 
@@ -102,7 +103,7 @@ def test_options_of_the_commands() -> None:
             function = getattr(command.callback, "__wrapped__", command.callback)
             if function is None:
                 continue
-            tree = ast.parse(inspect.cleandoc("\n" + inspect.getsource(function)))
+            tree = parse(inspect.cleandoc("\n" + inspect.getsource(function)))
             used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
             module = inspect.getmodule(function)
             assert module is not None

@@ -11,6 +11,8 @@ import ast
 from functools import cache
 from pathlib import Path
 
+from syntax_trees import parse
+
 PACKAGE = Path(__file__).parents[1] / "src" / "tailrace"
 MAX_ATTRIBUTES = 21
 MAX_MODULE_BYTES = 24 << 10
@@ -52,7 +54,7 @@ def is_record(node: ast.ClassDef) -> bool:
 
 @cache
 def classes() -> dict[str, ast.ClassDef]:
-    trees = (ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py"))
+    trees = (parse(path.read_text()) for path in PACKAGE.rglob("*.py"))
     return {node.name: node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 

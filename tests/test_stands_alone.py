@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from syntax_trees import parse
+
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = [
     path
@@ -20,7 +22,7 @@ PROGRAMS = [
 
 def looks_outside(code: str, depth: int) -> Iterator[str]:
     """What in a module, ``depth`` folders below the root, names a place outside of the repository."""
-    for node in ast.walk(ast.parse(code)):
+    for node in ast.walk(parse(code)):
         match node:
             case ast.Constant(value=str(text)) if text.startswith("../") or "/../" in text:
                 yield f"line {node.lineno}: {text!r}"

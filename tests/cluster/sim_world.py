@@ -9,7 +9,7 @@ are disks, network, time, and processes that end. What happens next is somebody 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from cluster.sim_client import Client
@@ -51,7 +51,7 @@ class World:
         self.may_roll_back = [False] * VBUCKETS
         self.rewound: set[int] = set()
         """Vbuckets of which somebody forgot changes on purpose, on disk or not."""
-        self.moves: Iterator[str] | None = None
+        self.moves: Generator[str, None, None] | None = None
         """The rebalance that is under way."""
         self._is_quiet = True
         self._is_calm = replicas is not None
@@ -106,6 +106,8 @@ class World:
         )
 
     def close(self) -> None:
+        if self.moves is not None:
+            self.moves.close()  # it would ask the nodes of a dead world whenever it is collected
         for machine in self.machines.values():
             machine.stop()
         for follower in self.followers:
@@ -308,7 +310,7 @@ class World:
             self._settled_at = self.now
             self.coordinator.settle()
 
-    def _step_moves(self, moves: Iterator[str]) -> None:
+    def _step_moves(self, moves: Generator[str, None, None]) -> None:
         try:
             self.note(f"rebalance: {next(moves)}")
         except StopIteration:

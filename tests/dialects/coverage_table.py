@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from syntax_trees import parse
 from tailrace.wire import tap, upr
 from tailrace.wire.codes import TapConnectFlag, TapFlag, TapOpaque
 
@@ -125,7 +126,7 @@ def covered() -> dict[str, list[str]]:
     """Ids and the tests that carry them, read from the sources: nothing has to be run."""
     tests: dict[str, list[str]] = {}
     for path in sorted(_TESTS.rglob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parse(path.read_text())):
             if not isinstance(node, ast.FunctionDef):
                 continue
             for covered_id in _marked(node):

@@ -11,7 +11,7 @@ has it in another state, or has no process any more. The coordinator started the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -321,7 +321,7 @@ class Coordinator(ClusterState):
 
     # rebalance
 
-    def rebalance(self, *, leaving: str | None = None) -> Iterator[str]:
+    def rebalance(self, *, leaving: str | None = None) -> Generator[str, None, None]:
         """Spread the vbuckets over all running nodes except ``leaving``, step by step; each step yields what
         it did. Between two steps anything may happen to the nodes.
         """

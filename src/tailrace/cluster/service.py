@@ -14,7 +14,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from time import sleep
 from types import FrameType
@@ -47,7 +47,7 @@ class Service:
         self._clock = clock
         self._token = rng_.nonce(rng_.source()).decode()
         self._stopping = False
-        self._rebalance: tuple[Iterator[str], socket.socket, str] | None = None
+        self._rebalance: tuple[Generator[str, None, None], socket.socket, str] | None = None
         self._progress = ""
         self._watched_at = self._settled_at = 0.0
         self._stoppers: list[socket.socket] = []
@@ -71,6 +71,7 @@ class Service:
                 self._look_after()
         finally:
             door.close()
+            self._give_up_rebalance()
             coordinator.stop()
             if _token_in(path) == self._token:
                 path.unlink(missing_ok=True)
@@ -103,6 +104,17 @@ class Service:
             self._rebalance = None
             log.error("%s: %s", what, error)
             _answer(peer, {"ok": False, "error": str(error)})
+
+    def _give_up_rebalance(self) -> None:
+        """While the nodes still run and can say what has moved."""
+        if self._rebalance is None:
+            return
+        (steps, peer, what), self._rebalance = self._rebalance, None
+        try:
+            steps.close()
+        except (TailraceError, OSError) as error:
+            log.error("%s: %s", what, error)
+        _answer(peer, {"ok": False, "error": "the cluster was stopped in the middle of it"})
 
     # commands
 
