@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tailrace import large_bytes
-from tailrace.large_bytes import LARGE_BYTES, LargeBytes, gather_large, join_large
+from tailrace.large_bytes import LARGE_BYTES, LargeBytes, gather_large, join_large, put_before
 
 
 @pytest.mark.parametrize("size", [0, 1, LARGE_BYTES - 4, LARGE_BYTES - 3, LARGE_BYTES, 5 * LARGE_BYTES + 17])
@@ -62,3 +62,20 @@ def test_parts_are_gathered_in_their_order(seed: int) -> None:
     sizes = [rng.choice((0, 1, 100, 50_000, 300_000, LARGE_BYTES - 1, LARGE_BYTES)) for _ in range(seed)]
     parts = [rng.randbytes(size) for size in sizes]
     assert gather_large(iter(parts), sum(sizes)).tobytes() == b"".join(parts)
+
+
+def test_a_front_goes_into_the_room_that_was_left_for_it_once() -> None:
+    value = random.Random(3).randbytes(2 * LARGE_BYTES)
+    made = LargeBytes(len(value), room=5)
+    for at in range(0, len(value), 100_000):
+        made.add(value[at : at + 100_000])
+    view = made.value()
+    assert view == value
+    first = put_before(b"front", view)
+    assert first == b"front" + value
+    if isinstance(view, memoryview):
+        assert first is view.obj, "nothing is copied"
+    second = put_before(b"other", view)
+    assert (first, second) == (b"front" + value, b"other" + value), "what is used stays as it is"
+    assert put_before(b"a longer one", view) == b"a longer one" + value
+    assert put_before(b"front", value) == first

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LARGE_BYTES", "LargeBytes", "gather_large", "join_large"]
+__all__ = ["LARGE_BYTES", "LargeBytes", "gather_large", "join_large", "put_before"]
 
 LARGE_BYTES = 1 << 20
 """From here on a copy of a value is worth avoiding, or some care."""
@@ -70,6 +70,18 @@ def join_large(*parts: bytes | memoryview) -> bytes:
     return made
 
 
+def put_before(front: bytes, value: bytes | memoryview) -> bytes:
+    """A value with ``front`` before it; nothing is copied if `LargeBytes` left just that much room for it.
+
+    ``front`` begins with another byte than 0, so room that is used is not taken for room again.
+    """
+    made = value.obj if isinstance(value, memoryview) else None
+    if isinstance(made, bytes) and len(made) == len(front) + len(value) and not made[0]:
+        _copy(front, id(made) + _CONTENT_AT)  # only those who see the value have it, and none sees this
+        return made
+    return join_large(front, value)
+
+
 def gather_large(parts: Iterable[bytes], size: int) -> npt.NDArray[np.uint8]:
     """Parts of ``size`` bytes in all, one after the other. Small ones are copied some at a time, and large
     ones while other threads go on: these would stand still while everything is joined at once.
@@ -97,12 +109,16 @@ def gather_large(parts: Iterable[bytes], size: int) -> npt.NDArray[np.uint8]:
 
 
 class LargeBytes:
-    """A string of known size that comes in pieces; each piece is copied once, the whole never."""
+    """A string of known size that comes in pieces; each piece is copied once, the whole never.
 
-    __slots__ = ("_first", "_made", "_size", "_to")
+    With ``room`` for what `put_before` will put before it, it is a view.
+    """
 
-    def __init__(self, size: int) -> None:
+    __slots__ = ("_first", "_made", "_room", "_size", "_to")
+
+    def __init__(self, size: int, *, room: int = 0) -> None:
         self._size = size
+        self._room = room
         self._first = io.BytesIO()
         """What came before there was enough to make room for the rest."""
         self._made: bytes | None = None
@@ -116,14 +132,17 @@ class LargeBytes:
         first = self._first
         first.write(piece)
         if _new_bytes is not None and _RESERVED * first.tell() >= self._size:
-            self._made = _new_bytes(None, self._size)
-            self._to = _copy(first.getvalue(), id(self._made) + _CONTENT_AT)
+            self._made = _new_bytes(None, self._room + self._size)
+            self._to = _copy(bytes(self._room), id(self._made) + _CONTENT_AT)
+            self._to = _copy(first.getvalue(), self._to)
             first.truncate(0)
 
-    def value(self) -> bytes:
+    def value(self) -> bytes | memoryview:
         """All that has come."""
         made = self._made
         if made is None:
             return self._first.getvalue()
+        if self._room:
+            return memoryview(made)[self._room : self._to - id(made) - _CONTENT_AT]
         come = self._to - id(made) - _CONTENT_AT
         return made if come == self._size else made[:come]

@@ -10,14 +10,33 @@ A large value is put together while it comes, a piece at a time, and never copie
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from typing import cast
 
 from ..large_bytes import LARGE_BYTES, LargeBytes
+from ..store.format import MUTATION_EXTRAS
+from ..wire.codes import Datatype, Magic, Op
 from ..wire.header import HEADER_SIZE, Frame, front_size
 
-__all__ = ["Inbox"]
+__all__ = ["Inbox", "room_before"]
 
 _PIECE_BYTES = 64
 """About what a piece of a request takes beside its bytes: a peer may send them one by one."""
+
+
+RoomFor = Callable[[Frame, int], int]
+"""How much room is to be left before a large value: from the frame without it, and its size."""
+_STORING = frozenset({Op.SET, Op.SETQ, Op.ADD, Op.ADDQ, Op.REPLACE, Op.REPLACEQ})
+
+
+def room_before(front: Frame, *, prefixed_keys: bool) -> int:
+    """How many bytes the store will put before a large value that it gets as it came; 0 for requests whose
+    value somebody may look at before. ``front`` is the request without it.
+    """
+    is_plain = front.magic == Magic.REQUEST and not front.datatype & ~Datatype.JSON
+    if front.opcode not in _STORING or not is_plain:
+        return 0
+    return HEADER_SIZE + MUTATION_EXTRAS + front.key_length + (not prefixed_keys)
 
 
 class LargeFrame(Frame):
@@ -72,11 +91,11 @@ class _LargeRequest:
 
     __slots__ = ("_front", "_missing", "_value", "behind")
 
-    def __init__(self, front: bytes, value_bytes: int) -> None:
+    def __init__(self, front: bytes, value_bytes: int, room: int) -> None:
         self.behind: list[bytes] = []
         """What came after it."""
         self._front = front
-        self._value = LargeBytes(value_bytes)
+        self._value = LargeBytes(value_bytes, room=room)
         self._missing = value_bytes
 
     def add(self, data: bytes) -> None:
@@ -91,13 +110,12 @@ class _LargeRequest:
         if data:
             self.behind.append(data)
 
-    def frame(self) -> Frame:
+    def frame(self, room_for: RoomFor) -> Frame:
         """All of it is there."""
-        return LargeFrame(Frame.parse(self._front), self._value.value())
-
-    def bytes(self) -> list[bytes]:
-        """As it came."""
-        return [self._front, self._value.value(), *self.behind]
+        front, value = Frame.parse(self._front), self._value.value()
+        if isinstance(value, memoryview) and not room_for(front, len(value)):
+            value = bytes(value)  # whoever gets it may do more than store it
+        return LargeFrame(front, cast("bytes", value))
 
 
 class Inbox:
@@ -140,19 +158,20 @@ class Inbox:
             self._large.add(data)
         self._have += len(data)
 
-    def keep(self, data: bytes, need: int) -> None:
-        """What is left after all that could be taken up; its first request needs so many bytes."""
+    def keep(self, data: bytes, need: int, room_for: RoomFor) -> None:
+        """What is left after all that could be taken up; its first request needs so many bytes. If that is
+        large, room is left before its value.
+        """
         self._have, self._need = len(data), need
         if need >= LARGE_BYTES and len(data) >= (front := front_size(data)):
-            self._large = _LargeRequest(data[:front], need - front)
+            room = room_for(Frame.parse(data[:front]), need - front)
+            self._large = _LargeRequest(data[:front], need - front, room)
             self._large.add(data[front:])
         elif data:
             self._parts.append(data)
 
     def take(self) -> bytes:
-        """All bytes."""
-        if self._large is not None:
-            self._parts, self._large = self._large.bytes(), None
+        """All bytes, if they are of no large request."""
         data = b"".join(self._parts)
         self._parts.clear()
         return data
@@ -162,11 +181,13 @@ class Inbox:
         """Whether `take_large` is for the request that waits."""
         return self._large is not None
 
-    def take_large(self) -> tuple[Frame, bytes]:
-        """A large request that is all there, and what came behind it."""
+    def take_large(self, room_for: RoomFor) -> tuple[Frame, bytes]:
+        """A large request that is all there, and what came behind it. Its value is a view where there is
+        room before it, and ``room_for`` still wants some.
+        """
         assert self._large is not None
         large, self._large = self._large, None
-        return large.frame(), b"".join(large.behind)
+        return large.frame(room_for), b"".join(large.behind)
 
     # frames
 

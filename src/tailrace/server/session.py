@@ -23,18 +23,18 @@ from ..errors import DocumentRefused, FramingError, MalformedMessage, StoreError
 from ..protocol.extended_errors import status_for_peer
 from ..protocol.handler import Handler
 from ..protocol.sasl import SaslServer
-from ..wire.codes import CHANGE_STREAM_OPCODES, Datatype, Feature, Magic, Op, Status, TapOpcode
-from ..wire.dialect import DCP, TAP, UPR_A, Dialect, Role, bind, opens_upr_a
+from ..wire.codes import Datatype, Feature, Magic, Op, Status
+from ..wire.dialect import DCP, TAP, UPR_A, Dialect, Role, bind
 from ..wire.header import HEADER_SIZE, Frame, check_magic, frame_size
 from ..wire.message import Message
 from . import commands, fastpath
 from .answers import AnswerQueue
 from .call import COMMANDS, Call, Pending, Refused, encode_response
-from .inbox import Inbox
+from .inbox import Inbox, room_before
 from .login import Login
 from .negotiate import GrantedFeatures
 from .slow_commands import note_answer
-from .streams import StreamHost, may_overtake, open_handler
+from .streams import TAP_OPCODES, StreamHost, is_stream_frame, may_overtake, open_handler
 from .turn import TURN_S
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ log = logging.getLogger("tailrace.server")
 assert commands  # imported for the table that it fills
 
 _BEFORE_LOGIN = frozenset({Op.HELLO, Op.SASL_LIST_MECHS, Op.SASL_AUTH, Op.SASL_STEP, Op.GET_ERROR_MAP})
-_TAP_OPCODES = range(TapOpcode.CONNECT, TapOpcode.CHECKPOINT_END + 1)
 _RESPONSES = (Magic.RESPONSE, Magic.FLEX_RESPONSE)
 
 
@@ -151,12 +150,17 @@ class Session:
     def _take_bytes(self, now: float) -> None:
         """Go on with the bytes that wait."""
         if self._inbox.has_large:
-            frame, data = self._inbox.take_large()
+            frame, data = self._inbox.take_large(self._room_for)
             self._last_frame_at = now
             self._receive_frame(frame, now)
         else:
             data = self._inbox.take()
         self._process(data, now)
+
+    def _room_for(self, front: Frame, value_bytes: int) -> int:
+        if self.handler is not None or value_bytes <= self.node.settings.max_json_check:
+            return 0
+        return room_before(front, prefixed_keys=self.granted.prefixed_keys)
 
     @property
     def room(self) -> int:
@@ -236,7 +240,7 @@ class Session:
         if at:
             self._last_frame_at = now
         if not self.closed:
-            self._inbox.keep(data[at:] if at else data, need)
+            self._inbox.keep(data[at:] if at else data, need, self._room_for)
         if self.bucket is not None:
             self.bucket.work.settle()
 
@@ -256,7 +260,7 @@ class Session:
     def _receive_request(self, frame: Frame, now: float) -> None:
         held = self._inbox.held
         waits = (self._answers.unfinished or held) and (
-            self.handler is not None or held or self._is_stream_frame(frame)
+            self.handler is not None or held or is_stream_frame(frame, self.dialect)
         )
         if waits and not may_overtake(frame, self.dialect):
             # its answer would not be in our queue, and overtake that of the unfinished one
@@ -280,7 +284,7 @@ class Session:
         opcode = frame.opcode
         if not self.login.authenticated and opcode not in _BEFORE_LOGIN:
             self._refuse(frame, Refused(Status.EACCESS, "log in first"))
-        elif self._is_stream_frame(frame):
+        elif is_stream_frame(frame, self.dialect):
             self._receive_stream_frame(frame, now)
         elif (command := COMMANDS.get(opcode)) is None:
             self._refuse(frame, Refused(Status.UNKNOWN_COMMAND))
@@ -316,14 +320,6 @@ class Session:
                 self._maybe_finish()
 
     # change streams
-
-    def _is_stream_frame(self, frame: Frame) -> bool:
-        opcode = frame.opcode
-        if opcode in CHANGE_STREAM_OPCODES or opcode in _TAP_OPCODES:
-            return True
-        if self.dialect is UPR_A and 1 <= opcode <= 5:
-            return True
-        return opens_upr_a(frame)
 
     def _receive_stream_frame(self, frame: Frame, now: float) -> None:
         try:
@@ -367,7 +363,7 @@ class Session:
     def _in_dialect(self, frame: Frame) -> bool:
         if self.dialect is UPR_A:
             return frame.opcode == Op.SET and frame.extras_length != 8
-        return (frame.opcode in _TAP_OPCODES) == (self.dialect is TAP)
+        return (frame.opcode in TAP_OPCODES) == (self.dialect is TAP)
 
     def _after_handler(self) -> None:
         if self.handler is not None and self.handler.close_requested is not None:

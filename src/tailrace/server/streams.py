@@ -16,10 +16,10 @@ from ..protocol.tap.replica import TapReplica
 from ..protocol.upr.producer import UprAProducer, UprBProducer
 from ..store.base import Bucket
 from ..store.format import StoredDocument, canonical
-from ..wire.codes import Datatype, DcpOpcode, Status
+from ..wire.codes import CHANGE_STREAM_OPCODES, Datatype, DcpOpcode, Status, TapOpcode
 from ..wire.dcp import DcpMutation
 from ..wire.dcp_replication import DcpCommit
-from ..wire.dialect import DCP, TAP, UPR_A, UPR_B, Dialect, Role
+from ..wire.dialect import DCP, TAP, UPR_A, UPR_B, Dialect, Role, opens_upr_a
 from ..wire.fields import checked_key, join_xattrs
 from .settings import Settings
 from .values import MAX_SYSTEM_XATTRS, checked_value, split_document, system_xattrs
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from .session import Session
     from .upstream import Upstream
 
-__all__ = ["FACTORIES", "StreamHost", "may_overtake", "open_handler"]
+__all__ = ["FACTORIES", "TAP_OPCODES", "StreamHost", "is_stream_frame", "may_overtake", "open_handler"]
 
+TAP_OPCODES = range(TapOpcode.CONNECT, TapOpcode.CHECKPOINT_END + 1)
 _SEQNO = DcpMutation.LAYOUTS[0].field("by_seqno").place
 
 Factory: TypeAlias = Callable[[Host, Callable[[], None], float], Handler]
@@ -54,6 +55,14 @@ def open_handler(
     """A machine for a connection that has just been bound; None if nobody serves that."""
     factory = FACTORIES.get((dialect.name, role))
     return None if factory is None else factory(host, wake, now)
+
+
+def is_stream_frame(frame: Frame, dialect: Dialect | None) -> bool:
+    """Whether a frame is for the change stream of a connection that speaks ``dialect``, or begins one."""
+    opcode = frame.opcode
+    if opcode in CHANGE_STREAM_OPCODES or opcode in TAP_OPCODES:
+        return True
+    return (dialect is UPR_A and 1 <= opcode <= 5) or opens_upr_a(frame)
 
 
 def may_overtake(frame: Frame, dialect: Dialect | None) -> bool:

@@ -12,7 +12,7 @@ import random
 import numpy as np
 
 from ..errors import DocumentRefused
-from ..large_bytes import LARGE_BYTES, join_large
+from ..large_bytes import LARGE_BYTES, put_before
 from ..wire.codes import Datatype, DcpOpcode, Status, VBucketState
 from .base import Written
 from .format import (
@@ -154,7 +154,7 @@ class EngineVBucket(ReceivedHistory):
             flags,
             expiry,
         )
-        frame = head + key + value if size < LARGE_BYTES else join_large(head, key, value)
+        frame = head + key + value if size < LARGE_BYTES else put_before(head + key, value)
         traits = self._traits(key, expiry, datatype) if expiry or datatype or key[0] else 0
         self._append(key, frame, seqno, rev << REV_SHIFT | EXISTS | seqno, old, traits)
         return new_cas, seqno
