@@ -303,8 +303,8 @@ class Chaos:
         except Killed:
             pass
         except (Fenced, TableChanged):  # whoever comes back finds the table another's, or far ahead
-            # ... and so may whoever has it, if the other one fell asleep while it claimed the tables: who
-            # starts takes over, however long the start took
+            # ... and so may whoever has it, if the other one fell asleep before it claimed the first table:
+            # who starts takes over, however long the start took
             if not Sleeper.is_risen() and self.woken == woken:
                 raise
         except (OSError, StorageError) as error:
@@ -322,14 +322,16 @@ class Chaos:
     def _run_on(self, running: mirror.Mirror) -> None:
         """Until the table has come to where the bucket is."""
         patience = self.clock.monotonic() + _PATIENCE_S
-        is_last = False
+        was_risen = is_last = False
         while True:
             before = running.tables[0].version
             try:
                 running.turn()
             except TableChanged:  # somebody tidied up: `Mirror.run` begins the round again, too
                 continue
-            if running.tables[0].version != before:
+            has_slept = Sleeper.is_risen() and not was_risen  # for hours, perhaps
+            if running.tables[0].version != before or has_slept:
+                was_risen |= has_slept
                 patience = self.clock.monotonic() + _PATIENCE_S
             positions = running.tables[0].current.positions
             here = {vbucket: position.seqno for vbucket, position in positions.items() if position.seqno}

@@ -17,6 +17,7 @@ from tailrace.spark.rounds.mirror import Mirror
 from tailrace.spark.rounds.setup import build_mirror
 from tailrace.table.compaction import CompactionPolicy, finish_step, next_step
 from tailrace.table.contract import Commit, Table
+from tailrace.table.delta.table import DeltaMirrorTable
 from tailrace.table.opening import open_table
 
 
@@ -115,3 +116,36 @@ def test_a_step_whose_file_is_gone_is_in_vain(node: Any, path: Path) -> None:
     for file in written:
         Path(path, file.path).unlink()
     assert finish_step(table, step, written) is None
+
+
+def test_of_two_mirrors_that_start_at_once_one_has_all_tables(
+    node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One falls asleep between the claims of its two tables, right before the commit of the second one."""
+    commit = DeltaMirrorTable._try_commit
+
+    def start() -> Mirror:
+        return build_mirror(
+            LocalJobs(),
+            node.url,
+            tmp_path / "table",
+            changes=str(tmp_path / "changes"),
+            once=True,
+            in_background=False,
+        )
+
+    start().prepare()  # the tables are made
+    sleeper, others = start(), list[Mirror]()
+    second = max(sleeper.asked.all_tables, key=lambda table: table.uri)
+
+    def sleepy(table: DeltaMirrorTable, *what: Any) -> bool:
+        if table is second and not others:
+            others.append(start())
+            others[0].prepare()
+        return commit(table, *what)
+
+    monkeypatch.setattr(DeltaMirrorTable, "_try_commit", sleepy)
+    with pytest.raises(Fenced, match="was taken over by another mirror"):
+        sleeper.prepare()
+    others[0].run()  # nobody took anything from it
+    assert sum(file.live_rows for file in others[0].tables[0].files()) == 40

@@ -3,7 +3,7 @@ what stands on it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from tailrace.model import MAX_U64, Position
-from tailrace.table.contract import Commit, DataFile, MaintenanceReport, TableVersion, Vector
+from tailrace.table.contract import Commit, DataFile, MaintenanceReport, Table, TableVersion, Vector
 from tailrace.table.document_columns import DocumentColumns
 from tailrace.table.hashing import KeyHash
 from tailrace.table.rows import table_schema
@@ -54,7 +54,11 @@ class MemoryTable:
     def current(self) -> TableVersion:
         return self._versions[-1]
 
-    def claim(self, run: str | None = None, *, accept_foreign: bool = False) -> str:
+    def claim(
+        self, run: str | None = None, *, accept_foreign: bool = False, and_still: Sequence[Table] = ()
+    ) -> str:
+        for table in and_still:
+            table.refresh()
         return run or "run"
 
     def accept_rows(self, version: int) -> bool:

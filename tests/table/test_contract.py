@@ -15,7 +15,7 @@ from pyroaring import BitMap
 from table.independent import SCHEMA, SOURCE, NaiveMirror, own_rows, vbucket_of
 from table.memory_table import MemoryTable
 from tailrace.model import Position
-from tailrace.table.contract import Commit, DataFile, NewFile, Table, TaskResult, Vector
+from tailrace.table.contract import Commit, DataFile, Fenced, NewFile, Table, TaskResult, Vector
 from tailrace.table.opening import open_or_create
 
 FORMATS: dict[str, Callable[[Path], Table]] = {
@@ -118,3 +118,14 @@ def test_what_maintenance_keeps(table: Table) -> None:
     table.refresh()
     assert own_rows(table) == mirror.rows
     assert table.current.positions
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_claim_beside_a_table_that_is_another_s_by_now(name: str, tmp_path: Path) -> None:
+    first = FORMATS["delta"](tmp_path / "first")
+    first.claim("ours")
+    second = FORMATS[name](tmp_path / "second")
+    second.claim("ours", and_still=[first])
+    FORMATS["delta"](tmp_path / "first").claim("theirs")
+    with pytest.raises(Fenced, match="taken over by another mirror"):
+        second.claim("ours again", and_still=[first])

@@ -255,8 +255,14 @@ class Table(Protocol):
     @property
     def current(self) -> TableVersion: ...
 
-    def claim(self, run: str | None = None, *, accept_foreign: bool = False) -> str:
-        """Take the table over: whoever wrote it before is fenced. The name of the run."""
+    def claim(
+        self, run: str | None = None, *, accept_foreign: bool = False, and_still: Sequence[Table] = ()
+    ) -> str:
+        """Take the table over: whoever wrote it before is fenced. The name of the run.
+
+        ``and_still`` are tables that the same mirror has claimed before; `Fenced` if one of them is another's
+        by now, and then this one is not taken.
+        """
         ...
 
     def accept_rows(self, version: int) -> bool:

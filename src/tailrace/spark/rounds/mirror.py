@@ -112,12 +112,18 @@ class Mirror:
         return self.handle
 
     def prepare(self) -> None:
-        """Claim the tables: whoever wrote them before is fenced."""
+        """Claim the tables: whoever wrote them before is fenced.
+
+        All mirrors claim them in the same order, and the next one only while they have those before it. Of
+        two that start at once, one has all of them in the end.
+        """
         if not self.tables:
             raise UsageError("a mirror needs at least one table")
-        for table in self.asked.all_tables:
-            table.claim(accept_foreign=bool(self.asked.start_over))
+        claimed: list[Table] = []
+        for table in sorted(self.asked.all_tables, key=lambda table: table.uri):
+            table.claim(accept_foreign=bool(self.asked.start_over), and_still=claimed)
             note_bucket(table, self.asked.bucket_uuid)
+            claimed.append(table)
         crash_point("mirror.in-recovery")
         self._committer.add_columns(self.asked.columns)
         self._committer.empty_dropped(self.asked.missing)

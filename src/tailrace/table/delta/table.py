@@ -31,6 +31,7 @@ from ..contract import (
     ForeignRows,
     MaintenanceReport,
     StorageError,
+    Table,
     TableChanged,
     TableDamaged,
     TableVersion,
@@ -368,7 +369,9 @@ class DeltaMirrorTable:
 
     # taking over, and what others do
 
-    def claim(self, run: str | None = None, *, accept_foreign: bool = False) -> str:
+    def claim(
+        self, run: str | None = None, *, accept_foreign: bool = False, and_still: Sequence[Table] = ()
+    ) -> str:
         """Take the table over: whoever wrote it before is fenced. The name of the run.
 
         After `ForeignRows` a claim that ``accept_foreign`` may go on, to repair: until a commit says that it
@@ -381,6 +384,8 @@ class DeltaMirrorTable:
             self._check_rows()
             check_writable(self._state, self.uri)
             self._check_files()
+            for table in and_still:  # who has these next has this one after us, or our commit fails
+                table.refresh()
             self._run = run
             domains: dict[str, str | None] = {RUN: run, UNDO: self._undo.to_json()}
             if self._state.foreign_since is not None:
