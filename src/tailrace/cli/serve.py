@@ -322,7 +322,7 @@ def _tune_interpreter() -> None:
     loop waits 5 ms at every system call while a job computes on its thread, and each block that a stream
     reads takes new memory.
 
-    The youngest generation is collected so often that each time takes a few milliseconds at most: the
+    The two younger generations are collected so often that each time takes a few milliseconds at most: the
     streams of a closed connection refer to each other, and freeing 50,000 objects at once held up everybody
     for 40 ms and more.
     """
@@ -331,7 +331,7 @@ def _tune_interpreter() -> None:
     keep_buffers()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 5, 1_000)
+    gc.set_threshold(2_000, 5, 5_000)
     sys.setswitchinterval(0.000_5)
 
 
