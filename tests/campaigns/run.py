@@ -229,6 +229,9 @@ def _start(name: str, first: int, seconds: float, directory: Path, *, bugs: bool
         process = subprocess.Popen(
             command, stdout=out, stderr=err, text=True, env=environment, start_new_session=True
         )
+    # Linux divides the processor among sessions first, and asks how nice each of them is
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{process.pid}/autogroup").write_text(str(os.getpriority(os.PRIO_PROCESS, 0)))
     return Running(name, process, output, first)
 
 
