@@ -136,7 +136,9 @@ class Kills:
         if child.returncode:
             raise NotEqual(f"the mirror ended with {child.returncode}: {out[-2000:]}")
         figures = (self.directory / "metrics.prom").read_text()
-        assert 'tailrace_mirror_lag_changes{bucket="default",table="' in figures, figures
+        assert 'tailrace_mirror_lag_changes{bucket="default",collection="_default._default",' in figures, (
+            figures
+        )
 
     def _accidents(self) -> None:
         for _ in range(2):

@@ -164,6 +164,11 @@ class Mirror:
         elif isinstance(event, SeqnoAdvanced) and event.seqno == event.snapshot[1]:
             self._publish(event.vbucket, event.vb_uuid, event.seqno)
 
+    def has_part(self, vbucket: int) -> bool:
+        """Whether it has changes that it has not published, because the rest of their snapshot is missing."""
+        published, _ = self.published.get(vbucket, (0, {}))
+        return any(seqno > published for seqno, _, _ in self.held.get(vbucket, []))
+
     def _publish(self, vbucket: int, vb_uuid: int, seqno: int) -> None:
         state: dict[bytes, bytes] = {}
         for _, key, value in self.held.get(vbucket, []):

@@ -381,6 +381,8 @@ class World:
             published = {b"\0" + key: value for key, value in state.items()}
             if at != vbucket.high_seqno or published != documents(vbucket):
                 return False
+            if isinstance(reader, Mirror) and reader.has_part(number):
+                return False  # of a snapshot that its node has lost, and that it has yet to be told of
         return True
 
     def _check(self) -> None:
