@@ -142,7 +142,7 @@ class LargeBytes:
         made = self._made
         if made is None:
             return self._first.getvalue()
+        end = self._to - id(made) - _CONTENT_AT
         if self._room:
-            return memoryview(made)[self._room : self._to - id(made) - _CONTENT_AT]
-        come = self._to - id(made) - _CONTENT_AT
-        return made if come == self._size else made[:come]
+            return memoryview(made)[self._room : end]
+        return made if end == self._size else made[:end]
