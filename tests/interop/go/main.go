@@ -16,7 +16,10 @@ import (
 	"github.com/couchbase/gocbcore/v10/memd"
 )
 
-const patience = time.Minute
+const (
+	patience = time.Minute
+	again    = 50 * time.Millisecond // after a request met a connection that is lost
+)
 
 var stdout sync.Mutex
 
@@ -64,6 +67,11 @@ func (s *stream) open() {
 				s.seqno = uint64(rollback.SeqNo)
 				s.first, s.last = s.seqno, s.seqno
 				go s.open()
+				return
+			}
+			if errors.Is(err, gocbcore.ErrSocketClosed) || errors.Is(err, gocbcore.ErrMemdClientClosed) {
+				// gocbcore ends the streams of a lost connection before it stops handing that connection out.
+				time.AfterFunc(again, s.open)
 				return
 			}
 			if err != nil {
