@@ -124,12 +124,17 @@ class Peer:
         """So many bytes, unread."""
         while size > 0:
             data = self.socket.recv(READ_BYTES)
-            assert data, "the node closed the connection"
+            if not data:
+                raise ConnectionError("the node closed the connection")
             size -= len(data)
+
+    def _send(self, requests: bytes) -> None:
+        with contextlib.suppress(ConnectionError):  # whoever waits for the answers notices
+            self.socket.sendall(requests)
 
     def exchange(self, requests: bytes, size: int) -> None:
         """Send requests while ``size`` bytes of answers are taken."""
-        sender = threading.Thread(target=self.socket.sendall, args=(requests,))
+        sender = threading.Thread(target=self._send, args=(requests,))
         sender.start()
         self.take(size)
         sender.join()
@@ -192,10 +197,11 @@ def idle(port: int, until: Callable[[], bool]) -> None:
 
 def flood(port: int, until: Callable[[], bool]) -> None:
     request = Get(key=b"a").encode()
-    with Peer(port, login=False) as peer:
-        size = len(peer.call(request).encode())
-        while not until():
-            peer.exchange(request * FLOOD, size * FLOOD)
+    while not until():
+        with contextlib.suppress(ConnectionError), Peer(port, login=False) as peer:
+            size = len(peer.call(request).encode())
+            while not until():  # or until the node waits no longer for a login (auth_timeout)
+                peer.exchange(request * FLOOD, size * FLOOD)
 
 
 def write(port: int, until: Callable[[], bool]) -> None:

@@ -304,6 +304,10 @@ def test_users_file(tmp_path: Path) -> None:
     users.write_bytes(b"ada:\xff\n")
     assert run("--memory", "--users-file", str(users)).returncode == 2
     assert run("--memory", "--users-file", str(tmp_path / "missing")).returncode == 2
+    users.write_text("# who may\nada:x\nsecret\n")
+    done = run("--memory", "--users-file", str(users))
+    assert f"line 3 of {str(users)!r}: a user is written NAME:PASSWORD" in done.stderr
+    assert "secret" not in done.stderr
 
 
 def test_json_api(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_memory_of_blocks_is_used_again() -> None:
 
 HOLES = """
 import resource
-from tailrace.server.allocator import give_back, keep_buffers
+from tailrace.server.allocator import LOOKS, FreeMemory, keep_buffers
 keep_buffers()
 def rss():
     with open("/proc/self/statm") as file:
@@ -48,12 +48,26 @@ def fill(count):
 before = rss()
 between = fill(500)
 held = rss()
-give_back()
+free = FreeMemory()
+for _ in range(LOOKS):
+    free.give_back()
 print(held - before, rss() - before)
 """
 
 
 SMALL_HOLES = HOLES.replace("fill(500)", "fill(60)").replace("give_back()", "give_back(everything=True)")
+USED_AGAIN = HOLES.replace(
+    """
+for _ in range(LOOKS):
+    free.give_back()
+""",
+    """
+for number in range(2 * LOOKS + 1):
+    again = [bytearray(b"x") * 300_000 for _ in range(number % 2 * 500)]
+    free.give_back()
+    del again
+""",
+)
 
 
 def test_all_that_is_free_is_given_back_where_nothing_is_going_on() -> None:
@@ -70,3 +84,11 @@ def test_free_memory_between_things_in_use_is_given_back() -> None:
     held, left = map(int, done.stdout.split())
     assert held > 100
     assert left < 40
+
+
+def test_memory_that_is_needed_again_and_again_is_kept() -> None:
+    """It was given back every five seconds, taken again page by page, and everybody was held up for it."""
+    done = subprocess.run([sys.executable, "-c", USED_AGAIN], check=True, capture_output=True, text=True)
+    held, left = map(int, done.stdout.split())
+    assert held > 100
+    assert left > 100

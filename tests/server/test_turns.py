@@ -18,7 +18,7 @@ import pytest
 
 from server.serverkit import Bench, ask, frames_of
 from tailrace.clock import ManualClock
-from tailrace.protocol.dcp.producer_stream import LOOK_BYTES
+from tailrace.protocol.dcp.producer_stream import SMALL_READ_BYTES
 from tailrace.protocol.handshake import Credentials
 from tailrace.server import fastpath
 from tailrace.server.aio import Server, ServerConnection
@@ -156,6 +156,30 @@ def test_what_waited_behind_an_unfinished_command_is_taken_up_in_turns() -> None
     assert max(map(len, versions)) <= PER_TURN
 
 
+@pytest.mark.parametrize("max_output", [10_000, 20 << 20])
+def test_a_connection_whose_requests_wait_has_no_turns_for_nothing(max_output: int) -> None:
+    """It had one after the other for as long as the command before them took, and did nothing in them."""
+    bench = Bench(vbuckets=1024, max_output=max_output)
+    turns = Turns(bench)
+    session = turns.session
+    turns.exchange(hello(Feature.XERROR) + dcp.DcpOpen(key=b"reader", flags=1).encode())
+    bench.engine.buckets["default"].vbuckets[0].set(b"\0k", b"v")
+    session.receive_data(admin.Compact(vbucket=0).encode(), bench.now)
+    count = 500
+    session.receive_data(b"".join(admin.Version(opaque=n).encode() for n in range(count)), bench.now)
+    had = 0
+    while session.has_backlog:
+        assert session.unfinished == 1
+        assert not session.data_to_send()
+        had += 1
+        assert had <= count, "it makes no progress"
+    assert session.wants_data is (max_output > 10_000), "more is read only if there is room for it"
+    bench.run_jobs()
+    answers = [frame for turn in turns.exchange(b"") for frame in turn]
+    versions = [frame.opaque for frame in answers if frame.opcode == admin.Version.OPCODE]
+    assert versions == list(range(count))
+
+
 def test_a_replica_takes_up_what_comes_in_turns() -> None:
     bench = Bench()
     bench.clock = bench.node.clock = RunningClock()
@@ -253,6 +277,48 @@ def test_a_large_value_gets_the_xattrs_of_the_document_that_it_replaces() -> Non
     frame = vbucket.get(b"\0large")
     assert frame is not None
     assert split_xattrs(Frame.parse(frame).value) == ({"_kept": b"1"}, LARGE)
+
+
+@pytest.mark.parametrize("kind", ["plain", "json", "xattrs"])
+@pytest.mark.parametrize("opcode", [kv.Get, kv.GetQ])
+def test_a_document_whose_reading_takes_longer_than_a_turn_is_answered(
+    opcode: type[kv.Get], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(vbuckets=1)
+    vbucket = bench.engine.buckets["default"].vbuckets[0]
+    assert vbucket is not None
+    value = b'"%s"' % LARGE
+    datatype = {"plain": 0, "json": Datatype.JSON, "xattrs": Datatype.XATTR | Datatype.JSON}[kind]
+    stored = join_xattrs({"a": b"1"}, value) if kind == "xattrs" else value
+    vbucket.set(b"\0large", stored, flags=7, datatype=datatype)
+    vbucket.set(b"\0small", b"v")
+    session = Turns(bench).session
+    read, asked = vbucket.get, []
+
+    def read_slowly(key: bytes) -> bytes | None:
+        asked.append(key)
+        bench.clock.advance(10 * TURN_S)
+        return read(key)
+
+    monkeypatch.setattr(type(vbucket), "get", lambda _, key: read_slowly(key))
+    requests = opcode(key=b"large", opaque=1).encode() + kv.Get(key=b"small", opaque=2).encode()
+    session.exchange(hello(Feature.JSON), bench.now)
+    session.data_to_send()
+    out = b""
+    for _ in range(4):
+        out += session.exchange(requests, bench.now)
+        requests = b""
+        out += b"".join(map(bytes, session.data_to_send()))
+    assert not session.has_backlog
+    large, small = frames_of(out)
+    assert (large.opaque, small.opaque) == (1, 2)
+    assert large.opcode == opcode.OPCODE
+    assert large.status == small.status == Status.SUCCESS
+    assert large.datatype == datatype & Datatype.JSON
+    assert large.body[:4] == (7).to_bytes(4, "big")
+    assert large.body[4:] == value
+    if kind != "xattrs":
+        assert asked == [b"\0large", b"\0small"], "it is read once"
 
 
 class EndlessSession:
@@ -398,7 +464,26 @@ def test_many_streams_with_next_to_nothing_are_served_some_at_a_time() -> None:
         frames = frames_of(b"".join(map(bytes, parts)))
         served.append(sum(frame.opcode == dcp.DcpMutation.OPCODE for frame in frames))
     assert sum(served) == 512
-    assert max(served) <= (1 << 20) // LOOK_BYTES
+    assert max(served) <= (1 << 20) // SMALL_READ_BYTES
+
+
+def test_a_stream_of_many_small_pieces_is_read_some_at_a_time() -> None:
+    """Each takes its time to be read, however little is in it: 80 of them were 12 ms."""
+    bench = Bench()
+    session, bucket = bench.session(), bench.engine.buckets["default"]
+    for number in range(40):
+        bucket.vbuckets[0].set(b"\0k%d" % number, b"v")
+        bucket.seal()
+    bucket.forget_memory()
+    assert len(bucket.vbuckets[0].pieces) == 40
+    session.receive_data(DCP_OPEN.encode(), bench.now)
+    session.receive_data(dcp.DcpStreamRequest().encode(), bench.now)
+    served = []
+    while parts := session.data_to_send(1 << 20):
+        frames = frames_of(b"".join(map(bytes, parts)))
+        served.append(sum(frame.opcode == dcp.DcpMutation.OPCODE for frame in frames))
+    assert sum(served) == 40
+    assert max(served) <= (1 << 20) // SMALL_READ_BYTES
 
 
 def test_a_system_call_sends_a_part_of_what_is_large() -> None:

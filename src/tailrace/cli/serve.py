@@ -29,6 +29,7 @@ from .signals import HANGUP, STOPS, on_signal, run_loop
 
 if TYPE_CHECKING:
     from ..server.aio import Server
+    from ..server.allocator import FreeMemory
     from ..server.settings import Settings
     from ..server.topology import AlternateAddress
     from ..store.base import StoreSettings
@@ -229,7 +230,7 @@ def command(  # the options, in the order of the help
 
 def users_from(given: tuple[str, ...], file: Path | None, option: str = "--users-file") -> dict[str, str]:
     """Names and passwords, of the command line and of a file."""
-    lines = list(given)
+    lines = [("", line) for line in given]
     if file is not None:
         if file.stat().st_size > _MAX_USERS_FILE:
             raise UsageError(f"{option} {str(file)!r} is too large, it has more than {_MAX_USERS_FILE} bytes")
@@ -237,13 +238,17 @@ def users_from(given: tuple[str, ...], file: Path | None, option: str = "--users
             text = file.read_text("utf-8")
         except UnicodeDecodeError:
             raise UsageError(f"{option} {str(file)!r} is not UTF-8") from None
-        lines += [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+        lines += [
+            (f"line {number} of {str(file)!r}: ", line)
+            for number, line in enumerate(text.splitlines(), 1)
+            if line.strip() and not line.startswith("#")
+        ]
     users: dict[str, str] = {}
-    for line in lines:
+    for where, line in lines:
         name, colon, password = line.partition(":")
         # never the line itself: it may be a password
         if not colon or not name or not password or "\0" in line or len(line) > 1024:
-            raise UsageError("a user is written NAME:PASSWORD, both not empty")
+            raise UsageError(f"{where}a user is written NAME:PASSWORD, both not empty")
         if users.setdefault(name, password) != password:
             raise UsageError(f"user {name!r} is given twice, with different passwords")
     if len(users) > _MAX_USERS:
@@ -339,13 +344,15 @@ def _tune_interpreter() -> None:
 
 
 async def _serve(options: _Options) -> None:
+    from ..server.allocator import FreeMemory
+
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     with contextlib.ExitStack() as handlers:
         for number in STOPS:
             handlers.enter_context(on_signal(loop, number, stopped.set))
         server, web_port = await _start(options)
-        _give_memory_back(loop, server, 0)
+        _give_memory_back(loop, server, FreeMemory(), 0)
         if HANGUP is not None and (options.files.users_file is not None or options.tls is not None):
             reloading = _Reloading(server, options)
             handlers.enter_context(on_signal(loop, HANGUP, reloading.ask))
@@ -409,17 +416,17 @@ class _Reloading:
         )
 
 
-def _give_memory_back(loop: asyncio.AbstractEventLoop, server: Server, moved_before: int) -> None:
+def _give_memory_back(
+    loop: asyncio.AbstractEventLoop, server: Server, free: FreeMemory, moved_before: int
+) -> None:
     """Return free memory to the system now and then while the loop runs; all of it when the node is idle."""
-    from ..server.allocator import give_back
-
     counters = server.node.counters
     moved = counters.bytes_read + counters.bytes_written
-    is_idle = moved - moved_before < _IDLE_BYTES and not server.node.busy
+    is_idle = moved - moved_before < _IDLE_BYTES  # it may still merge: that is not held up for long
     if is_idle:
         gc.collect(1)  # closed connections; the oldest generation may be large, and is left alone
-    give_back(everything=is_idle)
-    loop.call_later(_GIVE_BACK_S, _give_memory_back, loop, server, moved)
+    free.give_back(everything=is_idle)
+    loop.call_later(_GIVE_BACK_S, _give_memory_back, loop, server, free, moved)
 
 
 async def _start(options: _Options) -> tuple[Server, int | None]:

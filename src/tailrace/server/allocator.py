@@ -9,15 +9,18 @@ held three times the limit. The threads hold the interpreter's lock whenever the
 arena costs them nothing.
 
 Memory that is free between things in use is never given back by itself: after a thousand large answers had
-been queued and dropped, a node still held what they took. `give_back` looks for that.
+been queued and dropped, a node still held what they took. `FreeMemory` looks for that. But that holds
+everybody up, for 28 ms where a hundred MiB are found, and writers need the room again a moment later. So it
+waits until nothing is going on, or until the room has been free for a while.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+from collections import deque
 
-__all__ = ["give_back", "keep_buffers"]
+__all__ = ["LOOKS", "FreeMemory", "keep_buffers"]
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -27,6 +30,9 @@ _LARGEST_KEPT_BYTES = 4 << 20  # larger ones go back at once
 _KEPT_BYTES = 16 << 20  # of memory that is free, altogether
 _LEFT_BYTES = 1 << 20  # free, and not worth looking for
 _WORTH_IT_BYTES = 32 << 20  # free between things in use, before it is worth a walk through all of it
+
+LOOKS = 6
+"""What was free at so many looks in a row is given back while the node is busy, too."""
 
 
 class _Figures(ctypes.Structure):
@@ -46,15 +52,25 @@ def keep_buffers() -> None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
-def give_back(*, everything: bool = False) -> None:
-    """Give memory that is free back to the system: what is more than is kept, or ``everything`` where nothing
-    is going on. Takes some milliseconds if there is much of it, and next to nothing otherwise.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        library.mallinfo2.restype = _Figures
-        figures = library.mallinfo2()
-        if everything and figures.free > _LEFT_BYTES:
-            library.malloc_trim(0)
-        elif figures.free - figures.top > _WORTH_IT_BYTES:
-            library.malloc_trim(_KEPT_BYTES)
+class FreeMemory:
+    """What is free in this process, to be looked at now and then."""
+
+    def __init__(self) -> None:
+        self._between: deque[int] = deque(maxlen=LOOKS)  # bytes that were free between things in use
+
+    def give_back(self, *, everything: bool = False) -> None:
+        """Give memory back to the system that has been free for a while and is more than is kept; or
+        ``everything`` that is free, where nothing is going on. Takes some milliseconds if there is much of
+        it, and next to nothing otherwise.
+        """
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.CDLL(None)
+            library.mallinfo2.restype = _Figures
+            figures = library.mallinfo2()
+            self._between.append(figures.free - figures.top)
+            if everything and figures.free > _LEFT_BYTES:
+                library.malloc_trim(0)
+                self._between.clear()
+            elif len(self._between) == LOOKS and min(self._between) > _WORTH_IT_BYTES:
+                library.malloc_trim(_KEPT_BYTES)
+                self._between.clear()

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..errors import DocumentRefused
-from ..large_bytes import LARGE_BYTES
+from ..large_bytes import LARGE_BYTES, join_large
 from ..wire.codes import Datatype, Magic, Op, Status, VBucketState
 from ..wire.dcp import DcpMutation
 from ..wire.fields import JSON_STARTS, is_json
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-_REQUEST = int(Magic.REQUEST)
+_REQUEST, _RESPONSE = int(Magic.REQUEST), int(Magic.RESPONSE)
 _GET, _GETQ, _SET, _SETQ = map(int, (Op.GET, Op.GETQ, Op.SET, Op.SETQ))
 _GETS, _SETS = (_GET, _GETQ), (_SET, _SETQ)
 _FIELDS = ("magic", "key_length", "extras_length+datatype", "vbucket", "body_length", "opaque:4s", "cas")
@@ -57,6 +57,7 @@ _STORED = HEADER_LAYOUT + DcpMutation.LAYOUTS[0]
 _DATATYPE_AT = _STORED.at("datatype")
 _CAS = _STORED.field("cas").place
 _FLAGS = _STORED.field("flags").place
+_FLAGS_SIZE = _STORED.field("flags").size
 _EXPIRY = _STORED.field("expiry").place
 _NO_EXPIRY = bytes(_STORED.field("expiry").size)
 _VALUE_AT = _STORED.size  # the key comes before it
@@ -124,8 +125,9 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
     answers = store.cache
     find = answers.get
     room = session.room
-    out: list[bytes] = []
+    out: list[bytes | memoryview] = []
     gets = misses = sets = 0
+    has_large = False
     end = len(data)
     stop_at = at + _TURN_BYTES
     while end - at >= HEADER_SIZE and at < stop_at:
@@ -233,8 +235,19 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                         room -= 24
                     at = next_at
                     continue
-                if frame[_DATATYPE_AT] & _NOT_PLAIN or len(frame) >= LARGE_BYTES:
+                if frame[_DATATYPE_AT] & _NOT_PLAIN:
                     break
+                if len(frame) >= LARGE_BYTES:  # too large to be kept, and copied only into what is sent
+                    view = memoryview(frame)[_VALUE_AT + len(key) :]
+                    datatype = frame[_DATATYPE_AT] & _JSON & granted.datatypes
+                    size = _FLAGS_SIZE + len(view)
+                    head = _HEAD.pack(_RESPONSE, opcode, 0, _FLAGS_SIZE, datatype, 0, size)
+                    out += (head, opaque, frame[_CAS] + frame[_FLAGS], view)
+                    has_large = True
+                    room -= len(frame)
+                    gets += 1
+                    at = next_at
+                    continue
                 tail = frame[_CAS] + frame[_FLAGS] + frame[_VALUE_AT + len(key) :]
                 answer = _answer(vbucket_id, key, frame[_DATATYPE_AT], tail)
                 if frame[_EXPIRY] == _NO_EXPIRY:
@@ -253,7 +266,7 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
     if sets:
         counters.cmd_set += sets
         bucket.work.settle()
-    return at, b"".join(out)
+    return at, join_large(*out) if has_large else b"".join(out)
 
 
 def _has_xattrs(frame: bytes | None) -> bool:

@@ -267,6 +267,8 @@ def _set_properties(collection: dict[str, Any], form: dict[str, str], keeps_hist
 
 
 def _check_name(name: str) -> None:
+    if not name:
+        raise _Refusal(400, "name must be given")
     if not is_legal_name(name) or name.startswith(("_", "%")):
         raise _Refusal(
             400,

@@ -24,7 +24,7 @@ from ..protocol.extended_errors import status_for_peer
 from ..protocol.handler import Handler
 from ..protocol.sasl import SaslServer
 from ..wire.codes import Datatype, Feature, Magic, Op, Status
-from ..wire.dialect import DCP, TAP, UPR_A, Dialect, Role, bind
+from ..wire.dialect import DCP, Dialect, Role, bind
 from ..wire.header import HEADER_SIZE, Frame, check_magic, frame_size
 from ..wire.message import Message
 from . import commands, fastpath
@@ -34,7 +34,7 @@ from .inbox import Inbox, room_before
 from .login import Login
 from .negotiate import GrantedFeatures
 from .slow_commands import note_answer
-from .streams import TAP_OPCODES, StreamHost, is_stream_frame, may_overtake, open_handler
+from .streams import StreamHost, is_in_dialect, is_stream_frame, may_overtake, open_handler
 from .turn import TURN_S
 
 if TYPE_CHECKING:
@@ -188,9 +188,14 @@ class Session:
     @property
     def has_backlog(self) -> bool:
         """Whether requests have come that only wait for the connection's next turn."""
-        inbox = self._inbox
-        is_due = (inbox.held and not self._answers.unfinished) or inbox.has_request
-        return bool(is_due) and not self._held_up()
+        if self._has_free_requests:
+            return not self._held_up()
+        return self._inbox.has_request and self._takes_requests()
+
+    @property
+    def _has_free_requests(self) -> bool:
+        """Those that were held may go on."""
+        return bool(self._inbox.held) and not self._answers.unfinished
 
     def _held_up(self) -> bool:
         settings, answers = self.node.settings, self._answers
@@ -216,10 +221,12 @@ class Session:
                     and not self._inbox.held
                     and not self.node.fenced
                 ):
+                    before = at
                     at, answers = fastpath.run(self, self.bucket, data, at)
                     if answers:
                         self.send_answer(answers)
-                    if monotonic() >= turn_ends:
+                    # A turn takes up one request at least: what took so long would take as long in the next.
+                    if at > before and monotonic() >= turn_ends:
                         break
                 if at < end:
                     check_magic(data[at])  # a client that speaks text may never send a whole header
@@ -348,7 +355,9 @@ class Session:
                 )
                 return
             self.dialect, self.role, self.handler = dialect, role, handler
-        elif (binding is not None and binding[0] is not self.dialect) or not self._in_dialect(frame):
+        elif (binding is not None and binding[0] is not self.dialect) or not is_in_dialect(
+            frame, self.dialect
+        ):
             self._refuse(frame, Refused(Status.EINVAL, f"the connection is bound to {self.dialect.name}"))
             self.close("a packet of another dialect")
             return
@@ -359,11 +368,6 @@ class Session:
             self.handler.close("it was not opened")
             self.handler = self.dialect = None
         self._after_handler()
-
-    def _in_dialect(self, frame: Frame) -> bool:
-        if self.dialect is UPR_A:
-            return frame.opcode == Op.SET and frame.extras_length != 8
-        return (frame.opcode in TAP_OPCODES) == (self.dialect is TAP)
 
     def _after_handler(self) -> None:
         if self.handler is not None and self.handler.close_requested is not None:
@@ -510,8 +514,8 @@ class Session:
         return out
 
     def _go_on(self, now: float) -> None:
-        """The next turn of what has come: first what waited behind an unfinished command."""
-        if self._inbox.held:
+        """The next turn of what has come: first what was held."""
+        if self._has_free_requests:
             self._take_held(now)
         else:
             self._take_bytes(now)

@@ -16,7 +16,7 @@ from ..protocol.tap.replica import TapReplica
 from ..protocol.upr.producer import UprAProducer, UprBProducer
 from ..store.base import Bucket
 from ..store.format import StoredDocument, canonical
-from ..wire.codes import CHANGE_STREAM_OPCODES, Datatype, DcpOpcode, Status, TapOpcode
+from ..wire.codes import CHANGE_STREAM_OPCODES, Datatype, DcpOpcode, Op, Status, TapOpcode
 from ..wire.dcp import DcpMutation
 from ..wire.dcp_replication import DcpCommit
 from ..wire.dialect import DCP, TAP, UPR_A, UPR_B, Dialect, Role, opens_upr_a
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from .session import Session
     from .upstream import Upstream
 
-__all__ = ["FACTORIES", "TAP_OPCODES", "StreamHost", "is_stream_frame", "may_overtake", "open_handler"]
+__all__ = ["FACTORIES", "StreamHost", "is_in_dialect", "is_stream_frame", "may_overtake", "open_handler"]
 
-TAP_OPCODES = range(TapOpcode.CONNECT, TapOpcode.CHECKPOINT_END + 1)
+_TAP_OPCODES = range(TapOpcode.CONNECT, TapOpcode.CHECKPOINT_END + 1)
 _SEQNO = DcpMutation.LAYOUTS[0].field("by_seqno").place
 
 Factory: TypeAlias = Callable[[Host, Callable[[], None], float], Handler]
@@ -60,9 +60,16 @@ def open_handler(
 def is_stream_frame(frame: Frame, dialect: Dialect | None) -> bool:
     """Whether a frame is for the change stream of a connection that speaks ``dialect``, or begins one."""
     opcode = frame.opcode
-    if opcode in CHANGE_STREAM_OPCODES or opcode in TAP_OPCODES:
+    if opcode in CHANGE_STREAM_OPCODES or opcode in _TAP_OPCODES:
         return True
     return (dialect is UPR_A and 1 <= opcode <= 5) or opens_upr_a(frame)
+
+
+def is_in_dialect(frame: Frame, dialect: Dialect) -> bool:
+    """Whether a frame of a change stream belongs to the one that its connection speaks."""
+    if dialect is UPR_A:
+        return frame.opcode == Op.SET and frame.extras_length != 8
+    return (frame.opcode in _TAP_OPCODES) == (dialect is TAP)
 
 
 def may_overtake(frame: Frame, dialect: Dialect | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ..store.base import Bucket
+from ..store.base import Bucket, VBucket
 
 __all__ = ["Watchers"]
 
@@ -20,7 +20,8 @@ class Watchers:
 
     def changed(self, vbucket: int) -> None:
         """A vbucket was created, deleted or changed its state: its readers look again."""
-        self._attach(vbucket)
+        self._attach_watchers(vbucket)
+        self._attach_waiting(vbucket)
         self._changed(vbucket)
 
     def watch(self, vbucket: int, callback: Callable[[], None]) -> Callable[[], None]:
@@ -28,19 +29,21 @@ class Watchers:
         watchers = self._watchers.setdefault(vbucket, [])
         watchers.append(callback)
         if len(watchers) == 1:
-            self._attach(vbucket)
+            self._attach_watchers(vbucket)
         return partial(self._unwatch, vbucket, callback)
 
     def _unwatch(self, vbucket: int, callback: Callable[[], None]) -> None:
         watchers, waiting = self._watchers.get(vbucket, []), self._waiting.get(vbucket, {})
         if callback in watchers:
             watchers.remove(callback)
-            waiting.pop(callback, None)
             if not watchers:
                 del self._watchers[vbucket]
-            if not waiting:
-                self._waiting.pop(vbucket, None)
-            self._attach(vbucket)
+                self._attach_watchers(vbucket)
+            if callback in waiting:
+                del waiting[callback]
+                if not waiting:
+                    del self._waiting[vbucket]
+                    self._attach_waiting(vbucket)
 
     def await_append(self, vbucket: int, callback: Callable[[], None]) -> None:
         """Call one that watches a vbucket once more, after its next change. A stream that has enough to do
@@ -49,15 +52,23 @@ class Watchers:
         waiting = self._waiting.setdefault(vbucket, {})
         waiting[callback] = None
         if len(waiting) == 1:
-            self._attach(vbucket)
+            self._attach_waiting(vbucket)
 
-    def _attach(self, vbucket: int) -> None:
-        """Give the store's vbucket our callbacks, or take them away; it may be a new vbucket."""
-        vbuckets = self._store.vbuckets
-        stored = vbuckets[vbucket] if vbucket < len(vbuckets) else None
+    def _attach_watchers(self, vbucket: int) -> None:
+        """Give the store's vbucket the callback of those who watch, or take it away; it may be a new one."""
+        stored = self._stored(vbucket)
         if stored is not None:
             stored.on_change(partial(self._changed, vbucket) if vbucket in self._watchers else None)
+
+    def _attach_waiting(self, vbucket: int) -> None:
+        """The same for those who wait for its next change."""
+        stored = self._stored(vbucket)
+        if stored is not None:
             stored.on_append(partial(self._appended, vbucket) if vbucket in self._waiting else None)
+
+    def _stored(self, vbucket: int) -> VBucket | None:
+        vbuckets = self._store.vbuckets
+        return vbuckets[vbucket] if vbucket < len(vbuckets) else None
 
     def _changed(self, vbucket: int) -> None:
         for callback in tuple(self._watchers.get(vbucket, ())):
@@ -65,6 +76,6 @@ class Watchers:
 
     def _appended(self, vbucket: int) -> None:
         waiting = self._waiting.pop(vbucket)
-        self._attach(vbucket)
+        self._attach_waiting(vbucket)
         for callback in waiting:
             callback()

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 import zlib
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,7 +35,7 @@ from .manifest_file import Base, Clips, Table, clips_of, spliced, with_clips
 from .merge_process import merge_in_a_process
 from .merging import GROUP_BYTES, Losses, PiecePlan, merge
 from .retention import Retention
-from .segment import Frames, Segment
+from .segment import Frames, Segment, pieces_of
 from .segment_writer import Pieces, SegmentWriter
 
 if TYPE_CHECKING:
@@ -189,8 +190,8 @@ class MergePlan:
     """Which segments are merged, and how.
 
     Only what writers may change meanwhile is looked at when it is made, on the owner's thread. The rest takes
-    long, for a thousand vbuckets with a piece in each of many segments, and never changes: `work_out` is for
-    the thread that merges.
+    long, for a thousand vbuckets with a piece in each of many segments, and never changes: `piece_plans` is
+    for the thread or process that merges.
     """
 
     segments: list[Segment]
@@ -200,40 +201,42 @@ class MergePlan:
     asked: Compaction | None
     purge_time_s: int
     retention: Retention | None = None  # of the change history
-    vbuckets: list[PiecePlan] = field(default_factory=list)  # once it is worked out
 
-    def work_out(self) -> None:
-        """Find the pieces of each vbucket."""
-        self.vbuckets = []
+    def piece_plans(self) -> Iterator[PiecePlan]:
+        """What to do with the pieces of each vbucket; found one by one, because all of them are many."""
         for number, promised, complete, drops, deduplicated in self.standings:
-            pieces = [piece for segment in self.all_segments if (piece := segment.piece(number)) is not None]
-            pieces.sort(key=lambda piece: piece.first)
+            pieces = pieces_of(number, self.all_segments)
             merged = tuple(piece for piece in pieces if piece.segment in self.segments)
             if merged:
                 retention = self.retention
                 floor = promised if retention is None else min(promised, retention.floor(pieces))
                 others = tuple(piece for piece in pieces if piece.segment not in self.segments)
                 sealed = max(piece.last for piece in pieces)
-                self.vbuckets.append(
-                    PiecePlan(
-                        number,
-                        merged,
-                        others,
-                        floor,
-                        promised,
-                        deduplicated,
-                        sealed,
-                        complete,
-                        drops,
-                        self.asked,
-                        self.purge_time_s,
-                    )
+                yield PiecePlan(
+                    number,
+                    merged,
+                    others,
+                    floor,
+                    promised,
+                    deduplicated,
+                    sealed,
+                    complete,
+                    drops,
+                    self.asked,
+                    self.purge_time_s,
                 )
 
     @property
+    def vbuckets(self) -> list[int]:
+        """Whose pieces are merged, where there are any."""
+        return [standing.vbucket for standing in self.standings]
+
+    @property
     def frame_bytes(self) -> int:
-        """Of all that is merged."""
-        return sum(piece.frame_bytes for vbucket in self.vbuckets for piece in vbucket.pieces)
+        """Of all that is merged, with what rollbacks have clipped."""
+        chosen = self.vbuckets
+        tables = (segment.directory for segment in self.segments)
+        return sum(int(table["frame_bytes"][np.isin(table["vbucket"], chosen)].sum()) for table in tables)
 
 
 def choose_merge(bucket: SealedStore) -> MergePlan | None:
@@ -345,7 +348,6 @@ class MergeJob(BaseJob):
     def _work(self) -> None:
         if not self._plan.segments:
             return
-        self._plan.work_out()
         # A process takes a while to start: not worth it for little.
         is_large = self._may_have_process and self._plan.frame_bytes >= OWN_PROCESS_BYTES
         try:
@@ -379,7 +381,7 @@ class MergeJob(BaseJob):
         names = [segment.name for segment in self._plan.segments]
         table = with_clips(table, self._clips)
         if not self._plan.whole:
-            moved = {plan.vbucket: 0 for plan in self._plan.vbuckets}
+            moved = dict.fromkeys(self._plan.vbuckets, 0)
             table = [(name, clips | moved if name in names else clips) for name, clips in table]
         known = [entry for entry in table if entry[0] in names]
         new: tuple[str, Clips] | None = None if self._segment is None else (self._segment.name, {})
@@ -387,14 +389,14 @@ class MergeJob(BaseJob):
 
     def _write(self, file: File) -> None:
         writer = SegmentWriter(file, self._number)
-        self._losses = merge(self._plan.vbuckets, writer, self._go_on)
+        self._losses = merge(self._plan.piece_plans(), writer, self._go_on)
         writer.finish()
 
     def _write_in_a_process(self, file: File) -> None:
         files = self._bucket.sealed.files
         assert isinstance(files, DiskFiles)
         assert isinstance(file, DiskFile)
-        self._losses = merge_in_a_process(self._plan.vbuckets, files, file, self._number, self._go_on)
+        self._losses = merge_in_a_process(self._plan, files, file, self._number, self._go_on)
 
     def _go_on(self) -> None:
         if self._cancelled:
@@ -410,9 +412,12 @@ class MergeJob(BaseJob):
         bucket.sealed.untaken_losses = {}
         if not plan.whole:
             for segment in plan.segments:
-                for piece_plan in plan.vbuckets:
-                    segment.clip(piece_plan.vbucket, 0)
+                for number in plan.vbuckets:
+                    segment.clip(number, 0)
         bucket.sealed.replace(plan.segments, self._segment, drop=plan.whole)
+        if plan.whole:
+            for vbucket in bucket:
+                vbucket.let_go(plan.segments)
         if plan.whole and len(plan.segments) == len(plan.all_segments):
             bucket.sealed.note_retained(bucket.vbucket_count, bucket.settings.history_changes)
         if self._segment is None:

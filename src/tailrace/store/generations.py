@@ -46,7 +46,9 @@ class Generations:
         self._complete: list[Generation] = []
         self._complete_bytes = 0
         self._queue = queue
-        self._forgotten: list[list[tuple[int, Tail]]] = []  # left memory, and wait for `take_forgotten`
+        self._leaving: list[tuple[int, Tail]] = []  # nobody reads them; they wait for `take_leaving`
+        self._waiting_bytes = 0  # of those
+        self._leaving_bytes = 0  # ... and of those that were taken and are not freed yet
 
     def __len__(self) -> int:
         return len(self._complete)
@@ -57,12 +59,12 @@ class Generations:
     @property
     def growing_bytes(self) -> int:
         """Bytes of the changes that are in no complete generation."""
-        return self._queue.memory_bytes - self._complete_bytes
+        return self._queue.memory_bytes - self._complete_bytes - self._leaving_bytes
 
     @property
     def is_full(self) -> bool:
         """Enough has grown for a generation."""
-        return self._queue.memory_bytes - self._complete_bytes >= self.full_bytes
+        return self.growing_bytes >= self.full_bytes
 
     @property
     def next_to_seal(self) -> Generation | None:
@@ -92,27 +94,40 @@ class Generations:
                 if tail.generation is not None:
                     tail.generation.bytes += size
                     tail.generation.tails.append((vbucket.id, tail))
-        self._queue.memory_bytes = memory_bytes
+        self._queue.memory_bytes = memory_bytes + self._leaving_bytes
         self._complete_bytes = sum(generation.bytes for generation in self._complete)
 
     def forget(self, room: int, vbuckets: Iterable[History], *, later: bool) -> None:
         """Sealed changes leave memory, the oldest first, until no more than this is left. Freeing them takes
-        time: ``later`` it is done by whoever calls `take_forgotten`.
+        time: ``later`` it is done by whoever calls `take_leaving`, and until then they count.
         """
         vbuckets = list(vbuckets)
-        while self._complete and self._complete[0].sealed and self._queue.memory_bytes > room:
+        queue = self._queue
+        while self._complete and self._complete[0].sealed and queue.memory_bytes - self._leaving_bytes > room:
             generation = self._complete.pop(0)
             for vbucket in vbuckets:
                 vbucket.forget_tail(generation)
             # They refer to each other: without this the frames would stay until the garbage collector runs,
             # and a node hardly ever lets it.
-            forgotten, generation.tails = generation.tails, []
-            if later:
-                self._forgotten.append(forgotten)
-            self._queue.memory_bytes -= generation.bytes
+            tails, generation.tails = generation.tails, []
             self._complete_bytes -= generation.bytes
+            self._leaving_bytes += generation.bytes
+            self._waiting_bytes += generation.bytes
+            self._leaving += tails
+        if not later:
+            tails, size = self.take_leaving()
+            tails.clear()
+            self.freed(size)
 
-    def take_forgotten(self) -> list[list[tuple[int, Tail]]]:
-        """What left memory and is not freed yet."""
-        forgotten, self._forgotten = self._forgotten, []
-        return forgotten
+    def take_leaving(self) -> tuple[list[tuple[int, Tail]], int]:
+        """The changes that nobody reads any more, and their bytes: whoever takes them lets go of them, and
+        says `freed` then.
+        """
+        leaving, self._leaving = self._leaving, []
+        size, self._waiting_bytes = self._waiting_bytes, 0
+        return leaving, size
+
+    def freed(self, size: int) -> None:
+        """So many bytes that were leaving are no longer in memory."""
+        self._leaving_bytes -= size
+        self._queue.memory_bytes -= size

@@ -112,34 +112,40 @@ class ManifestFile:
         if not self.removes_later and (removal := self.begin_removal()) is not None:
             removal.run()
 
-    def begin_removal(self, forgotten: list[list[Any]] | None = None) -> RemovalJob | None:
-        """What removes the files that nothing needs any more, and frees what nobody reads in memory; None if
-        there is nothing of either.
+    def begin_removal(
+        self, leaving: list[Any] | None = None, freed: Callable[[], None] | None = None
+    ) -> RemovalJob | None:
+        """What removes the files that nothing needs any more, and frees what is leaving memory, and says so;
+        None if there is nothing of either.
         """
         paths: list[str] = []
         if self.is_durable:
             paths, self._retired = list(self._retired), {}
-        return RemovalJob(self._files, paths, forgotten or []) if paths or forgotten else None
+        return RemovalJob(self._files, paths, leaving or [], freed) if paths or leaving else None
 
 
 class RemovalJob:
-    """Removes files and frees memory, which takes some milliseconds where there is much of it."""
+    """Frees memory and removes files, which takes some milliseconds where there is much of it."""
 
-    def __init__(self, files: Files, paths: list[str], forgotten: list[list[Any]]) -> None:
+    def __init__(
+        self, files: Files, paths: list[str], leaving: list[Any], freed: Callable[[], None] | None
+    ) -> None:
         self._files = files
         self._paths = paths
-        self._forgotten = forgotten
+        self._leaving = leaving
+        self._freed = freed
 
     def run(self) -> None:
+        while self._leaving:  # one by one, so that other threads may go on in between
+            self._leaving.pop()
         for path in self._paths:
             with contextlib.suppress(OSError):
                 self._files.unlink(path)
-        for members in self._forgotten:
-            while members:  # one by one, so that other threads may go on in between
-                members.pop()
 
     def finish(self) -> None:
-        """Nothing is left to do."""
+        """On the owner's thread."""
+        if self._freed is not None:
+            self._freed()
 
 
 def _by_number(members: dict[str, T]) -> dict[int, T]:

@@ -1,7 +1,7 @@
 """A merge in a process of its own: a large one takes nothing then from those who write and read meanwhile.
 
 A merge only reads sealed files and writes a new one. So the other process gets the plan, in which segments
-and their pieces are named, and the new file, open: it can't write to anything else, not even if this process
+are named, and the new file, open: it can't write to anything else, not even if this process
 is killed and another one has opened the directory in the meantime and removed that file. It answers with what
 is lost, or with the error. If it can't be started, or dies, the merge happens here.
 """
@@ -17,13 +17,16 @@ import select
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import MergeProcessLost, StoreError
 from ..files import DiskFile, DiskFiles
-from .merging import Losses, PiecePlan, merge
-from .segment import Segment, SegmentPiece
+from .merging import Losses, merge
+from .segment import Segment
 from .segment_writer import SegmentWriter
+
+if TYPE_CHECKING:
+    from .compaction import MergePlan
 
 __all__ = ["merge_in_a_process"]
 
@@ -35,10 +38,10 @@ _PROGRAM = (
 
 
 class _Pickler(pickle.Pickler):
-    """Pieces by name."""
+    """Segments by name."""
 
     def persistent_id(self, thing: Any) -> Any:
-        return (thing.segment.path, thing.vbucket, thing.clip) if isinstance(thing, SegmentPiece) else None
+        return (thing.path, thing.clips) if isinstance(thing, Segment) else None
 
 
 class _Unpickler(pickle.Unpickler):
@@ -49,21 +52,17 @@ class _Unpickler(pickle.Unpickler):
         self._files = files
         self._segments: dict[str, Segment] = {}
 
-    def persistent_load(self, name: Any) -> SegmentPiece:
-        path, vbucket, clip = name
+    def persistent_load(self, name: Any) -> Segment:
+        path, clips = name
         segment = self._segments.get(path)
         if segment is None:
             segment = self._segments[path] = Segment(self._files, path)
-        if clip is not None:
-            segment.clip(vbucket, clip)
-        piece = segment.piece(vbucket)
-        if piece is None:
-            raise segment.corrupt(f"nothing of vbucket {vbucket}")
-        return piece
+            segment.set_clips(clips)
+        return segment
 
 
 def merge_in_a_process(
-    plans: list[PiecePlan], files: DiskFiles, file: DiskFile, number: int, go_on: Callable[[], None]
+    plan: MergePlan, files: DiskFiles, file: DiskFile, number: int, go_on: Callable[[], None]
 ) -> dict[int, Losses]:
     """`merge` into this empty file, which is whole and synced then. `go_on` may break it off."""
     if getattr(sys, "frozen", False):
@@ -72,7 +71,7 @@ def merge_in_a_process(
         raise MergeProcessLost("no process for a merge: Windows hands no open file to another process")
     order = io.BytesIO()
     pickle.dump((os.fspath(files.root.absolute()), file.path, file.fileno(), number), order)
-    _Pickler(order).dump(plans)
+    _Pickler(order).dump(plan)
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM, json.dumps([str(path) for path in sys.path])],
@@ -136,9 +135,9 @@ def main() -> None:
     root, path, fd, number = pickle.load(order)
     outcome: dict[int, Losses] | Exception
     try:
-        plans = _Unpickler(order, DiskFiles(root)).load()
+        plan: MergePlan = _Unpickler(order, DiskFiles(root)).load()
         writer = SegmentWriter(DiskFile(path, fd), number)
-        outcome = merge(plans, writer, go_on)
+        outcome = merge(plan.piece_plans(), writer, go_on)
         writer.finish()
     except (OSError, StoreError) as error:
         outcome = error

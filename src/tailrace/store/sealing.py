@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..files import Files
@@ -168,7 +169,8 @@ class SealedStore:
         self.sealed.manifest_file.removes_later = True
 
     def begin_removal(self) -> Job | None:
-        return self.sealed.manifest_file.begin_removal(self.generations.take_forgotten())
+        leaving, size = self.generations.take_leaving()
+        return self.sealed.manifest_file.begin_removal(leaving, partial(self.generations.freed, size))
 
     def compact(self, compaction: Compaction | None = None) -> None:
         self._jobs.settle()

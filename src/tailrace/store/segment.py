@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +39,7 @@ from .format import (
 )
 from .losses import lost
 
-__all__ = ["Block", "Frames", "Segment", "SegmentPiece", "segment_name", "segment_number"]
+__all__ = ["Block", "Frames", "Segment", "SegmentPiece", "pieces_of", "segment_name", "segment_number"]
 
 PREFIX = "segment-"
 READ_BYTES = CHUNK_BYTES + CHUNK_BYTES // 8
@@ -164,7 +166,10 @@ class Segment:
         self.directory = np.frombuffer(table, DIRECTORY)
         self.clips: dict[int, int] = {}
         self._rows = {vbucket: row for row, vbucket in enumerate(self.directory["vbucket"].tolist())}
-        self._pieces: dict[int, SegmentPiece | None] = {}
+        self._pieces: WeakValueDictionary[int, SegmentPiece] = WeakValueDictionary()
+        """Those that somebody has. They refer to the segment: if it referred to them too, it would stay when
+        it is replaced, with its file and the file's place on the disk, until the garbage collector runs.
+        """
 
     def corrupt(self, what: str) -> StoreCorrupt:
         return StoreCorrupt(f"{self.path} is damaged ({what}): restore it from a copy")
@@ -178,21 +183,22 @@ class Segment:
     def set_clips(self, clips: dict[int, int]) -> None:
         """The clips as they were before a rollback that failed."""
         self.clips = clips
-        self._pieces = {}
+        self._pieces.clear()
 
     def piece(self, vbucket: int) -> SegmentPiece | None:
         """A vbucket's part of this segment, or None if there is nothing."""
-        try:
-            return self._pieces[vbucket]
-        except KeyError:
-            row = self._rows.get(vbucket)
-            piece = None
-            if row is not None:
-                piece = SegmentPiece(self, self.directory[row], self.clips.get(vbucket))
-                if not piece.count and not piece.pair_count:
-                    piece = None
+        piece, row = self._pieces.get(vbucket), self._rows.get(vbucket)
+        if piece is None and row is not None:
+            piece = SegmentPiece(self, self.directory[row], self.clips.get(vbucket))
             self._pieces[vbucket] = piece
-            return piece
+        return piece if piece is not None and (piece.count or piece.pair_count) else None
+
+
+def pieces_of(vbucket: int, segments: Iterable[Segment]) -> list[SegmentPiece]:
+    """A vbucket's parts of some segments, in the order of their seqnos."""
+    pieces = [piece for segment in segments if (piece := segment.piece(vbucket)) is not None]
+    pieces.sort(key=attrgetter("first"))
+    return pieces
 
 
 class BlockHead(NamedTuple):
@@ -224,6 +230,7 @@ class SegmentPiece:
     """The frames of one vbucket in one segment."""
 
     __slots__ = (
+        "__weakref__",
         "_columns",
         "_pairs_crc",
         "clip",
@@ -307,19 +314,27 @@ class SegmentPiece:
         """The frames after a seqno, block by block; each block is the caller's own memory. A block of a large
         piece in which all are ``dead``, which is sorted, is not read: a document of 20 MiB that was written a
         hundred times would take a second for nothing.
-
-        Nothing here holds on to a block that was handed out: if the caller lets go of it before it asks for
-        the next, that is read into the same memory, which is still in the processor's cache.
         """
         if after >= self.last:
-            return
+            return iter(())
+        if self.place[1] <= READ_BYTES:
+            return iter(self._read_at_once(after))
+        return self._read_by_block(after, dead)
+
+    def _read_at_once(self, after: int) -> list[Frames]:
+        """All blocks of a small piece: mostly there is just one."""
         offset, length = self.place
-        if length <= READ_BYTES:
-            blocks = self._read_at_once(offset, length, after)
-            while blocks:
-                yield blocks.pop()
-            return
-        file, end = self.segment.file, offset + length
+        buffer = np.empty(length, np.uint8)
+        self.segment.file.read_into(buffer.data, offset)
+        return self.blocks_in(buffer, offset, after)
+
+    def _read_by_block(self, after: int, dead: Seqnos) -> Iterator[Frames]:
+        """The blocks of a large piece. Nothing here holds on to one that was handed out: if the caller lets
+        go of it before it asks for the next, that is read into the same memory, which is still in the
+        processor's cache.
+        """
+        file, (offset, length) = self.segment.file, self.place
+        end = offset + length
         raw = file.read(BLOCK.size, offset)
         while offset < end:
             head, size = self._head(raw, offset, end)
@@ -337,14 +352,6 @@ class SegmentPiece:
             else:
                 raw = file.read(ahead, offset + size)
             offset += size
-
-    def _read_at_once(self, offset: int, length: int, after: int) -> list[Frames]:
-        """All blocks of a small piece, the last one first: mostly there is just one."""
-        buffer = np.empty(length, np.uint8)
-        self.segment.file.read_into(buffer.data, offset)
-        blocks = self.blocks_in(buffer, offset, after)
-        blocks.reverse()
-        return blocks
 
     def blocks_in(self, buffer: Bytes, offset: int, after: int = 0) -> list[Frames]:
         """The frames after a seqno, block by block, where the whole piece was read."""

@@ -186,8 +186,9 @@ class DiskSnapshot:
 
     def read(self, max_bytes: int = CHUNK_BYTES) -> Chunk | None:
         while self._pieces:
+            piece = self._pieces[0]
             if self._blocks is None:
-                self._blocks = self._pieces[0].blocks(self._seqno, self._dead)
+                self._blocks = piece.blocks(self._seqno, self._dead)
             frames = next(self._blocks, None)
             if frames is None:
                 self._blocks = None
@@ -198,17 +199,20 @@ class DiskSnapshot:
                 ends = np.cumsum(frames.lengths, dtype=np.int64)
                 frames = frames.cut(0, max(int(np.searchsorted(ends, max_bytes, "right")), 1))
                 self._blocks = None
-            if frames.seqnos.item(0) < self.history_start <= frames.seqnos.item(-1):
+            if self.history_start and frames.seqnos.item(0) < self.history_start <= frames.seqnos.item(-1):
                 # The two parts have markers of their own, so no chunk has changes of both.
                 frames = frames.cut(0, int(np.searchsorted(frames.seqnos, self.history_start)))
                 self._blocks = None
             last_seqno = self._seqno = frames.seqnos.item(-1)
+            traits = piece.traits & STREAM_TRAITS
+            if last_seqno == piece.last:
+                self._blocks = None
+                del self._pieces[0]
             if not self._is_current:
                 frames = self._current(frames)
                 if not len(frames.seqnos):
                     continue
                 last_seqno = frames.seqnos.item(-1)
-            traits = self._pieces[0].traits & STREAM_TRAITS
             if traits:  # of some of the piece
                 traits &= int(np.bitwise_or.reduce(frames.traits))
             return Chunk(frames.data, frames.offsets, last_seqno, traits)

@@ -38,7 +38,7 @@ from .index import EXISTS, SEQNO, count_documents, forget_collection, index_chan
 from .listeners import Listeners
 from .locks import Locks
 from .received_snapshots import ReceivedSnapshots
-from .segment import SegmentPiece
+from .segment import Segment, SegmentPiece, pieces_of
 from .snapshot import DiskSnapshot, MemorySnapshot, fold, superseded
 from .write_queue import WriteQueue
 
@@ -199,14 +199,17 @@ class History:
 
     @property
     def pieces(self) -> tuple[SegmentPiece, ...]:
-        """Its parts of the sealed segments, in the order of their seqnos."""
+        """Its parts of the segments, in the order of their seqnos."""
         sealed = self._bucket.sealed
         epoch, pieces = self._pieces
         if epoch != sealed.epoch:
-            unsorted = (segment.piece(self.id) for segment in sealed.segments)
-            pieces = tuple(sorted((piece for piece in unsorted if piece), key=lambda piece: piece.first))
+            pieces = tuple(pieces_of(self.id, sealed.segments))
             self._pieces = sealed.epoch, pieces
         return pieces
+
+    def let_go(self, segments: Sequence[Segment]) -> None:
+        """They are merged: a piece would keep their files."""
+        self._pieces = -1, tuple(piece for piece in self._pieces[1] if piece.segment not in segments)
 
     @property
     def sealed_seqno(self) -> int:
