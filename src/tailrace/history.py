@@ -26,7 +26,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from .errors import LocalProtocolError, MalformedMessage, UsageError
-from .model import Position, check_u64
+from .model import MAX_U64, Position, check_u64
 from .wire.fields import decode_failover_log, encode_failover_log
 
 __all__ = [
@@ -60,6 +60,10 @@ class FailoverEntry:
     seqno: int
 
     def __post_init__(self) -> None:
+        vb_uuid, seqno = self.vb_uuid, self.seqno
+        if type(vb_uuid) is type(seqno) is int and 0 <= vb_uuid <= MAX_U64 and 0 <= seqno <= MAX_U64:
+            return
+        # something is wrong with it: say what
         check_u64(self.vb_uuid, "vb_uuid of a failover entry")
         check_u64(self.seqno, "seqno of a failover entry")
 

@@ -91,6 +91,10 @@ class SnapshotRange:
     end: int
 
     def __post_init__(self) -> None:
+        start, end = self.start, self.end
+        if type(start) is type(end) is int and 0 <= start <= end <= MAX_U64:
+            return
+        # something is wrong with it: say what
         check_u64(self.start, "snapshot start")
         check_u64(self.end, "snapshot end")
         if self.start > self.end:

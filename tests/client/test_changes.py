@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 
 import numpy as np
 import pytest
@@ -32,12 +33,18 @@ DOCUMENTS = st.lists(
 )
 
 
-def delivery_of(messages: list[bytes], streams: dict[int, Stream]) -> ChangeDelivery:
+def delivery_of(
+    messages: list[bytes], streams: dict[int, Stream], retired: Collection[int] = ()
+) -> ChangeDelivery:
     frames = scan(b"".join(messages))
     assert frames.error is None
     headers = control_headers(frames)
     chunk = ReceivedChunk(frames, Block(0), headers, np.ones(len(headers), dtype=bool), frames.used)
-    return deliver(chunk, streams, set())
+    return deliver(chunk, streams, set(retired))
+
+
+def mutations_of(delivery: ChangeDelivery) -> list[Mutation]:
+    return [change for change in MadeChanges(delivery) if isinstance(change, Mutation)]
 
 
 def open_streams(count: int) -> dict[int, Stream]:
@@ -76,12 +83,60 @@ def test_both_ways_give_the_same_changes(documents: list[tuple[int, bytes, bytes
     ]
     delivery = delivery_of(messages, open_streams(3))
     changes = list(MadeChanges(delivery))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(making, "plain_mutations", making.any_changes)
-        assert list(MadeChanges(delivery)) == changes
+    place_of, places = delivery.places()
+    one_by_one = making.any_changes(delivery.chunk.frames, delivery.rows, (places[of] for of in place_of))
+    assert list(one_by_one) == changes
     assert [(change.vbucket, change.key, change.value, change.is_json) for change in changes] == documents
     assert {change.vb_uuid - change.vbucket for change in changes} == {70}
     assert {type(part) for change in changes for part in (change.key, change.value)} == {bytes}
+
+
+@pytest.mark.parametrize("values", [[b"v"] * 5, [b""] * 5, [b"v" * 10 * size for size in range(5)]])
+@pytest.mark.parametrize("step_bytes", [1, 100, 1 << 20])
+def test_documents_are_cut_where_they_are(
+    values: list[bytes], step_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(making, "_STEP_BYTES", step_bytes)
+    documents = [(b"key-%d" % seqno, value) for seqno, value in enumerate(values, 1)]
+    messages = [mutation(0, seqno, *document) for seqno, document in enumerate(documents, 1)]
+    # a marker of another stream between them, and changes of a stream that was closed
+    messages[2:2] = [marker(1, 0, 9), mutation(2, 1, b"nobody's")]
+    delivery = delivery_of([marker(0, 0, 9), *messages], open_streams(2), {2})
+    assert [(change.key, change.value) for change in mutations_of(delivery)] == documents
+
+
+def test_there_are_fewer_pieces_of_formats_than_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(making, "_MOST_PIECES", 3)
+    making._BODIES.clear()
+    values = [b"v" * size for size in range(20)]
+    messages = [mutation(0, seqno, value=value) for seqno, value in enumerate(values, 1)]
+    delivery = delivery_of([marker(0, 0, 99), *messages], open_streams(1))
+    assert [change.value for change in mutations_of(delivery)] == values
+    assert len(making._BODIES) <= 3
+
+
+def test_every_change_has_the_branch_that_it_was_made_on() -> None:
+    streams = open_streams(2)
+    streams[0].log = FailoverLog.of([(72, 4), (71, 2), (70, 1)])
+    messages = [
+        marker(0, 0, 9),
+        *(mutation(0, seqno) for seqno in range(1, 7)),
+        marker(1, 0, 9),
+        mutation(1, 1),
+    ]
+    delivery = delivery_of(messages, streams)
+    branches = [0, 70, 71, 71, 72, 72, 71]
+    assert [change.vb_uuid for change in mutations_of(delivery)] == branches
+    assert [change.vbucket for change in mutations_of(delivery)] == [0] * 6 + [1]
+    vb_uuids, starts, ends = map(np.asarray, delivery.histories())
+    assert vb_uuids.tolist() == branches
+    snapshots = list(zip(starts.tolist(), ends.tolist(), strict=True))
+    assert [change.snapshot for change in mutations_of(delivery)] == snapshots
+
+
+def test_one_history_is_three_numbers() -> None:
+    delivery = delivery_of([marker(0, 0, 9), mutation(0, 1), mutation(0, 2)], open_streams(1))
+    assert delivery.histories() == (70, 0, 9)
 
 
 def test_a_deletion_takes_the_long_way() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,9 @@ import tailrace
 from client.fake_server import Connection, FakeServer, accepted, marker, mutation
 from tailrace import Mutation
 from tailrace.client.resume import _REQUESTED_AT_ONCE
+from tailrace.protocol.dcp.reader import FIRST_STREAMS, DcpReader, ReaderSettings
+from tailrace.protocol.dcp.received_stream import Stream
+from tailrace.protocol.handshake import Introduction
 from tailrace.wire.admin import ValueResponse
 from tailrace.wire.codes import DcpOpcode, Op
 from tailrace.wire.dcp import DcpStreamRequest
@@ -111,3 +115,47 @@ def test_a_change_comes_before_all_streams_are_asked_for(connect: Callable[..., 
         assert sorted(seen) == list(range(vbuckets))
         asked = [frame.vbucket for frame in server.requests if frame.opcode == DcpOpcode.STREAM_REQUEST]
         assert sorted(asked) == list(range(vbuckets))
+
+
+def test_the_first_streams_are_answered_before_the_others_are_asked_for() -> None:
+    """An answer is enough: there may be nothing in their vbuckets."""
+    held: list[DcpStreamRequest] = []
+    asked: list[DcpStreamRequest] = []
+    vbuckets = 3 * FIRST_STREAMS
+
+    def stream(connection: Connection, request: DcpStreamRequest) -> None:
+        asked.append(request)
+        if len(asked) < FIRST_STREAMS:
+            held.append(request)
+        elif len(asked) == FIRST_STREAMS:
+            connection.send(accepted(request))
+        else:
+            connection.send(accepted(request), marker(request, 1, 1), mutation(request, 1))
+
+    async def read(server: FakeServer) -> None:
+        async with tailrace.connect(server.url, retry_for_s=60) as source:
+            seen = 0
+            async for change in source.changes():
+                seen += isinstance(change, Mutation)
+                if seen == vbuckets - FIRST_STREAMS:
+                    connection = server.connections[0]
+                    for request in held:
+                        connection.send(accepted(request), marker(request, 1, 1), mutation(request, 1))
+                if seen == vbuckets - 1:
+                    break
+
+    with FakeServer(stream, vbuckets=vbuckets) as server:
+        asyncio.run(read(server))
+    assert sorted(request.vbucket for request in asked) == list(range(vbuckets))
+
+
+def test_no_more_streams_are_asked_for_while_none_is_answered() -> None:
+    reader = DcpReader(Introduction("a", "b"), ReaderSettings("r"), rng=random.Random(0), now=0.0)
+    streams = [Stream(vbucket) for vbucket in range(FIRST_STREAMS + 1)]
+    for stream in streams[:-1]:
+        assert not reader.wants_answer
+        reader.open_stream(stream)
+    assert reader.wants_answer
+    for stream in streams[:-1]:
+        reader.close_stream(stream.vbucket)
+    assert not reader.wants_answer

@@ -184,7 +184,7 @@ BUGS = (
         "a copy believes the second marker",
         "A snapshot that is taken up again is cut shorter, and a replica believes that it is whole there.",
         _a_copy_believes_the_second_marker,
-        134,
+        263,
     ),
     Bug(
         "a reader believes the second marker",

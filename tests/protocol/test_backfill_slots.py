@@ -36,3 +36,45 @@ def test_it_looks_at_a_new_backfill_at_once_and_at_others_when_the_first_may_be_
     assert slots.stalled(22.0, 5.0) == [two]
     slots.release(two)
     assert slots.next_timer(22.0, 5.0) is None
+
+
+def test_a_free_slot_goes_to_the_one_that_waits_longest_and_to_nobody_else() -> None:
+    slots = BackfillSlots(2)
+    first, two, three, four = (Stream() for _ in range(4))
+    assert slots.take(first) and slots.take(two)
+    assert not slots.take(three)
+    assert not slots.take(four)
+    slots.release(first)
+    assert (three.made_ready, four.made_ready) == (1, 0)
+    assert not slots.take(first)  # it is three's before three has looked
+    assert slots.take(three)
+    slots.limit = 1
+    slots.release(two)
+    assert four.made_ready == 0
+    slots.release(three)
+    assert (four.made_ready, first.made_ready) == (1, 0)
+    assert len(slots) == 1
+    slots.release(four)
+    assert first.made_ready == 1
+
+
+def test_one_that_waits_no_more_gets_no_slot() -> None:
+    slots = BackfillSlots(1)
+    first, two, three = (Stream() for _ in range(3))
+    assert slots.take(first)
+    assert not slots.take(two) and not slots.take(three)
+    slots.release(two)
+    slots.release(first)
+    assert (two.made_ready, three.made_ready) == (0, 1)
+
+
+def test_backfills_that_come_and_go_are_looked_at_once_a_second() -> None:
+    slots, first, two = BackfillSlots(2), Stream(), Stream()
+    assert slots.take(first)
+    assert slots.stalled(10.0, 5.0) == []
+    slots.release(first)
+    assert slots.take(two)
+    assert slots.next_timer(10.25, 5.0) == 11.0
+    assert slots.stalled(11.0, 5.0) == []
+    assert slots.next_timer(11.0, 5.0) == 16.0
+    assert slots.stalled(16.0, 5.0) == [two]

@@ -42,9 +42,9 @@ from .keywords import shows_keywords
 from .naming import find_seeds
 from .nodes import Nodes
 from .options import SourceKeywords, SourceOptions, complete, read_options, resolve
-from .portion import Portion
+from .portion import Portion, release
 from .questions import failover_logs, high_seqnos
-from .resume import Reading, release
+from .resume import Reading
 from .tls import tls_context
 
 __all__ = ["Source", "connect"]

@@ -1,28 +1,31 @@
 """The changes of a delivery as objects, one for each.
 
 Most deliveries hold nothing but mutations whose values are as they were written. Those are made many at a
-time, without a call for each, or by iterators of the interpreter if they are long.
+time, without a call for each.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from itertools import chain, repeat
 from operator import length_hint
+from struct import Struct
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..columns.scanner import ScannedFrames
-from ..protocol.dcp.delivery import ChangeDelivery
+from ..columns.scanner import ScannedFrames, all_true
+from ..protocol.dcp.delivery import ChangeDelivery, Place
 from ..snappy import inflate
 from ..wire.codes import Datatype, DcpOpcode, DurabilityLevel, Magic
 from ..wire.dcp import DELETION_V1, DELETION_V2, EXPIRATION
 from ..wire.dcp_replication import DcpAbort, DcpCommit, DcpPrepare
 from ..wire.fields import decode_leb128, split_xattrs
 from ..wire.header import HEADER_LAYOUT, HEADER_SIZE
+from ..wire.message import MAX_KEY
 from .events import Aborted, Change, Committed, Deletion, DurableWrite, Expiration, Mutation, Prepared
 
 __all__ = ["MadeChanges", "make_durable_write"]
@@ -34,10 +37,11 @@ _unpack_delete_time = EXPIRATION.only("delete_time").struct.unpack_from
 _MUTATION = int(DcpOpcode.MUTATION)
 _JSON = int(Datatype.JSON)
 _PACKED = int(Datatype.SNAPPY | Datatype.XATTR)
-_SHORT_BYTES = 2 << 10
-"""Documents up to this size are cut out of a copy of all their bytes: one step less for each."""
 _STEP_ROWS = 512
-"""So many are made ready at once: few enough that the processor's caches hold them."""
+"""So many are made at once: few enough that the processor's caches hold them."""
+_STEP_BYTES = 1 << 20
+"""Fewer of them if they are long: no more than this, or one."""
+_MOST_PIECES = 4096
 
 
 Rows: TypeAlias = "slice | NDArray[np.intp]"
@@ -48,119 +52,133 @@ class MadeChanges:
 
     def __init__(self, delivery: ChangeDelivery) -> None:
         self._delivery = delivery
-        self._row_count = delivery.row_count
         self._stops_at = 0
-        self._left: tuple[Iterator[Change], Iterator[int]] = iter(()), iter(())
-        """Of the step that changes are taken from now, those that are made and left, and one item for each
-        that is still to be made.
-        """
+        self._left: Iterator[Any] = iter(())
+        """One item for each change of the current step that was not taken."""
 
     @property
     def taken(self) -> int:
         """How many were taken. Nobody counts them one by one: it follows from what is left."""
-        made, to_make = self._left
-        return self._stops_at - length_hint(made) - length_hint(to_make)
+        return self._stops_at - length_hint(self._left)
 
     def __iter__(self) -> Iterator[Change]:
         return chain.from_iterable(self._steps())
 
     def _steps(self) -> Iterator[Iterator[Change]]:
-        if not self._row_count:
-            return
         delivery = self._delivery
-        frames = delivery.chunk.frames
-        rows = delivery.rows
-        vb_uuids = delivery.histories()[0]
-        snapshots = [(run.snapshot.start, run.snapshot.end) for run in delivery.runs]
+        frames, rows = delivery.chunk.frames, delivery.rows
+        place_of, places = delivery.places()
+        ends = frames.value_end[rows]
         is_plain = not (frames.datatype[rows] & _PACKED).any() and (frames.opcode[rows] == _MUTATION).all()
-        make = plain_mutations if is_plain else any_changes
-        for first in range(0, self._row_count, _STEP_ROWS):
-            step = slice(first, first + _STEP_ROWS)
-            run_of = iter(delivery.run_of[step].tolist())
-            of_step = map(snapshots.__getitem__, run_of)
+        first, row_count = 0, delivery.row_count
+        while first < row_count:
+            stop = min(first + _STEP_ROWS, row_count)
+            if (enough := int(ends[first]) + _STEP_BYTES) < ends[stop - 1]:
+                stop = int(np.searchsorted(ends, enough))
+            step = slice(first, stop)
             some = step if isinstance(rows, slice) else rows[step]  # a part is cut faster than it is chosen
-            made = make(frames, some, vb_uuids[step].tolist(), of_step)
-            self._left, self._stops_at = (made, run_of), min(step.stop, self._row_count)
+            made: Iterator[Change]
+            if is_plain:
+                made = self._left = iter(plain_mutations(frames, some, place_of[step], places))
+            else:
+                # one by one: what can't be unpacked is known when its turn comes, and not before
+                self._left = iter(place_of[step].tolist())
+                made = any_changes(frames, some, map(places.__getitem__, self._left))
+            first = self._stops_at = stop
             yield made
 
 
 def plain_mutations(
-    frames: ScannedFrames, rows: Rows, vb_uuids: list[int], snapshots: Iterator[tuple[int, int]]
-) -> Iterator[Mutation]:
+    frames: ScannedFrames, rows: Rows, place_of: NDArray[np.int32], places: list[Place]
+) -> list[Mutation]:
     """Changes that are all mutations, none of them compressed or with xattrs."""
-    key_start, value_start, value_end = (
-        places[rows] for places in (frames.key_start, frames.value_start, frames.value_end)
+    keys, values = _cut_documents(frames, rows)
+    count = len(keys)
+    place_of_each: Iterable[Place] = (
+        repeat(places[place_of[0]], count)
+        if all_true(place_of == place_of[0])
+        else map(places.__getitem__, place_of.tolist())
     )
-    first, last = int(key_start[0]), int(value_end[-1])
-    data = frames.data.data[first:last]
-    key_at, value_at, end_at = ((places - first).tolist() for places in (key_start, value_start, value_end))
-    are_short = len(data) <= _SHORT_BYTES * len(key_at)
-    if are_short:
-        copy = bytes(data)
-        keys = [copy[start:stop] for start, stop in zip(key_at, value_at, strict=True)]
-        values: Iterable[bytes] = [copy[start:stop] for start, stop in zip(value_at, end_at, strict=True)]
-    else:
-        keys = [bytes(data[start:stop]) for start, stop in zip(key_at, value_at, strict=True)]
-        values = (bytes(data[start:stop]) for start, stop in zip(value_at, end_at, strict=True))
-    seqnos, revs, cas, flags, expiries, vbuckets, collections = (
-        column[rows].tolist()
-        for column in (
-            frames.seqno,
-            frames.rev,
-            frames.cas,
-            frames.flags,
-            frames.expiry,
-            frames.vbucket,
-            frames.collection,
-        )
-    )
-    datatypes = (frames.datatype[rows] & _JSON).tolist()
-    columns = (
-        vbuckets,
-        vb_uuids,
-        seqnos,
-        revs,
-        cas,
-        keys,
-        values,
-        flags,
-        expiries,
-        datatypes,
-        snapshots,
-        collections,
-    )
-    if not are_short:
-        return map(Mutation, *columns)
-    made = list(map(Mutation.__new__, repeat(Mutation, len(keys))))
+    datatypes = frames.datatype[rows] & _JSON
+    columns = (frames.seqno, frames.rev, frames.cas, frames.flags, frames.expiry, frames.collection)
+    made = list(map(Mutation.__new__, repeat(Mutation, count)))
     # what `__init__` does; a call of it for each takes a third longer
     for (
         change,
-        change.vbucket,
-        change.vb_uuid,
+        (change.vbucket, change.vb_uuid, change.snapshot),
+        change.key,
+        change.value,
+        change.datatype,
         change.seqno,
         change.rev,
         change.cas,
-        change.key,
-        change.value,
         change.flags,
         change.expiry,
-        change.datatype,
-        change.snapshot,
         change.collection_id,
-    ) in zip(made, *columns, strict=True):
+    ) in zip(
+        made,
+        place_of_each,
+        keys,
+        values,
+        datatypes.tolist(),
+        *(column[rows].tolist() for column in columns),
+        strict=True,
+    ):
         change.xattrs = None
-    return iter(made)
+    return made
 
 
-def any_changes(
-    frames: ScannedFrames, rows: Rows, vb_uuids: list[int], snapshots: Iterator[tuple[int, int]]
-) -> Iterator[Change]:
+def _cut_documents(frames: ScannedFrames, rows: Rows) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    """The keys and the values of rows, all of them cut by one `Struct`: slices take longer."""
+    key_at, value_at, end_at = (
+        places[rows] for places in (frames.key_start, frames.value_start, frames.value_end)
+    )
+    heads = value_at - key_at
+    heads[1:] += (key_at[1:] - end_at[:-1]) << _KEY_BITS
+    bodies = end_at - value_at
+    if all_true(heads[1:] == heads[-1]) and all_true(bodies == bodies[0]):
+        cutter = _equal_cutter(int(heads[0]), int(heads[-1]), int(bodies[0]), len(heads))
+    else:
+        pieces = [""] * (2 * len(heads))
+        pieces[::2] = map(_HEADS.__getitem__, heads.tolist())
+        pieces[1::2] = map(_BODIES.__getitem__, bodies.tolist())
+        cutter = Struct("".join(pieces))
+    cut = cutter.unpack_from(frames.data.data, int(key_at[0]))
+    return cut[::2], cut[1::2]
+
+
+@lru_cache(maxsize=16)
+def _equal_cutter(first_head: int, head: int, body: int, count: int) -> Struct:
+    """That of documents of one size."""
+    return Struct(_HEADS[first_head] + _BODIES[body] + (_HEADS[head] + _BODIES[body]) * (count - 1))
+
+
+class _Pieces(dict[int, str]):
+    """Pieces of formats of `Struct`, made when they are needed first, and as many of them as is sensible."""
+
+    def __init__(self, make: Callable[[int], str]) -> None:
+        self._make = make
+
+    def __missing__(self, number: int) -> str:
+        if len(self) >= _MOST_PIECES:
+            self.clear()
+        made = self[number] = self._make(number)
+        return made
+
+
+_KEY_BITS = MAX_KEY.bit_length()
+_HEADS = _Pieces(lambda head: f"{head >> _KEY_BITS}x{head & (1 << _KEY_BITS) - 1}s")
+"""A key and what lies before it, by its length and, above that, how much that is."""
+_BODIES = _Pieces(lambda size: f"{size}s")
+"""Values by their length."""
+
+
+def any_changes(frames: ScannedFrames, rows: Rows, places: Iterable[Place]) -> Iterator[Change]:
     """Changes of every kind."""
     data = frames.data.data
     columns = (
         frames.opcode,
         frames.datatype,
-        frames.vbucket,
         frames.seqno,
         frames.rev,
         frames.cas,
@@ -176,7 +194,6 @@ def any_changes(
     for (
         opcode,
         datatype,
-        vbucket,
         seqno,
         rev,
         cas,
@@ -187,9 +204,8 @@ def any_changes(
         key_at,
         value_at,
         value_end,
-        vb_uuid,
-        snapshot,
-    ) in zip(*lists, vb_uuids, snapshots, strict=True):
+        (vbucket, vb_uuid, snapshot),
+    ) in zip(*lists, places, strict=True):
         value, xattrs = bytes(data[value_at:value_end]), None
         if datatype & _PACKED and value:
             value, xattrs = _unpack(value, datatype)

@@ -219,6 +219,12 @@ def _chains(vbucket_map: object, node_count: int) -> list[tuple[int, ...]]:
     rows = _list(vbucket_map, "vBucketMap")
     if len(rows) > MAX_VBUCKETS:
         raise RemoteProtocolError(f"the cluster map has {len(rows)} vbuckets, more than {MAX_VBUCKETS}")
+    if {*map(type, rows)} <= {list}:
+        flat = [index for row in rows for index in row]
+        is_short = max(map(len, rows), default=0) <= MAX_NODES
+        if is_short and {*map(type, flat)} <= {int} and {*flat} <= {*range(-1, node_count)}:
+            return list(map(tuple, rows))
+    # something is wrong with it: say what
     chains = []
     for row in rows:
         chain = tuple(_integer(index) for index in _list(row, "vBucketMap"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -46,8 +46,9 @@ from .progress import Progress
 if TYPE_CHECKING:
     from .catalog import Catalog
 
-__all__ = ["Portion", "end_reason"]
+__all__ = ["Portion", "end_reason", "release"]
 
+_DISK, _HISTORY = int(MarkerFlag.DISK), int(MarkerFlag.HISTORY)
 _SYSTEM_EVENTS = {
     SystemEventId.COLLECTION_BEGIN: "collection_created",
     SystemEventId.COLLECTION_END: "collection_dropped",
@@ -132,8 +133,8 @@ class Portion:
             case StreamOpened() if what.rolled_back_to is not None:
                 event, position = Rollback(vbucket, vb_uuid, what.rolled_back_to), what.position
             case MarkerReceived():
-                source = "disk" if what.flags & MarkerFlag.DISK else "memory"
-                history = bool(what.flags & MarkerFlag.HISTORY)
+                source = "disk" if what.flags & _DISK else "memory"
+                history = bool(what.flags & _HISTORY)
                 event = Snapshot(vbucket, vb_uuid, what.start, what.end, source, history)
             case OsoReceived():
                 self.ends[vbucket], position = what.stream.position, what.position
@@ -237,6 +238,9 @@ class Portion:
 
     def events(self) -> Iterator[Event]:
         """All events in order; `settle` says how far it has come."""
+        return chain.from_iterable(self._pieces())  # no frame of Python for each
+
+    def _pieces(self) -> Iterator[Iterable[Event]]:
         self._changes = MadeChanges(self.delivery)
         changes = iter(self._changes)
         # what is told at a row comes before a snapshot that begins there: the order in which they are named
@@ -244,13 +248,14 @@ class Portion:
         stops.sort(key=lambda stop: stop.row)
         at = 0
         for stop in stops:
-            yield from islice(changes, stop.row - at)
-            at = stop.row
+            if stop.row > at:
+                yield islice(changes, stop.row - at)
+                at = stop.row
             if isinstance(stop, Told):
-                yield self._say(stop)
+                yield (self._say(stop),)
             elif stop.last >= self._undone_from.get(stop.vbucket, 0):
                 self._progress[stop.vbucket].delivered_up_to(stop.position)
-        yield from changes
+        yield changes
 
     def _new_snapshots(self) -> Iterator[SnapshotChange]:
         """Where a snapshot is whole and the next one of its vbucket begins: a state to come back to."""
@@ -373,8 +378,9 @@ class Portion:
         delivery = self.delivery
         frames, rows = delivery.chunk.frames, delivery.rows
         part = slice(first, last) if isinstance(rows, slice) else rows[first:last]
-        history = delivery.history()
-        vb_uuid, start, end = history or (column[first:last] for column in delivery.histories())
+        vb_uuid, start, end = (
+            column if isinstance(column, int) else column[first:last] for column in delivery.histories()
+        )
         collections = frames.collection[part]
         if collections.any():
             self._catalog.cover(np.unique(collections).tolist())
@@ -387,6 +393,12 @@ class Portion:
             snapshot_end=end,
             no_value=no_value,
         )
+
+
+def release(portion: Portion) -> None:
+    """Release the bytes of a portion, however much of it the application has taken."""
+    portion.link.release(portion.delivery)
+    portion.link.acknowledge(portion.delivery.chunk.size_bytes)
 
 
 def _row(event: Event, names: Names) -> pa.RecordBatch:

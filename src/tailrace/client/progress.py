@@ -33,7 +33,7 @@ class Points:
     __slots__ = ("_seqnos",)
 
     def __init__(self, seqnos: list[int] | None = None) -> None:
-        self._seqnos = sorted(set(seqnos or ()))[-MAX_POINTS:]
+        self._seqnos = sorted(set(seqnos))[-MAX_POINTS:] if seqnos else []
 
     def add(self, seqno: int) -> None:
         """Add one; between two rollbacks they come in ascending order."""
@@ -135,7 +135,7 @@ class Roster:
         watched = [
             progress
             for progress in self.unsettled.values()
-            if progress.troubled_since is not None or progress.state is ReadingState.REQUESTED
+            if progress.troubled_since is not None or progress.machine.state is ReadingState.REQUESTED
         ]
         requested = self.requested.values()
         oldest = next(iter(requested), None)

@@ -31,15 +31,16 @@ from .catalog import Catalog
 from .cluster_map import ClusterMap
 from .held_portion import HeldPortion
 from .nodes import KnownNode, Nodes
-from .portion import Portion, end_reason
+from .portion import Portion, end_reason, release
 from .progress import Progress, Roster, SavedPosition
 from .retry import Backoff, is_temporary
 from .stream_limits import StreamLimits
 
-__all__ = ["Reading", "release"]
+__all__ = ["Reading"]
 
 _log = logging.getLogger(__name__)
 
+_ACTIVE_VB_ONLY = int(AddStreamFlag.ACTIVE_VB_ONLY)
 _OVER_FOR_GOOD = frozenset({StreamEndStatus.FILTER_EMPTY})
 _REQUESTED_AT_ONCE = 128
 """So many streams are asked for in a turn: nodes begin with them while we ask for more. Not where streams
@@ -129,7 +130,7 @@ class Reading:
             return self._catalog.trouble
         states: dict[str, int] = {}
         for progress in self.progress.values():
-            if progress.state is ReadingState.OPEN or progress.state is ReadingState.DONE:
+            if progress.state in (ReadingState.OPEN, ReadingState.DONE):
                 continue
             node = self._nodes.node_of(progress.vbucket)
             text = progress.state.value
@@ -147,7 +148,7 @@ class Reading:
     # moving on
 
     def turn(self, now: float) -> None:
-        """Do what is due; called whenever something happened, and when `next_timer` says so."""
+        """Do what is due: whenever something happened, and when `next_timer` says so."""
         self._now = now
         self._roster.patience.passed(now)
         if self._nodes.map is None or self.is_over:
@@ -157,12 +158,15 @@ class Reading:
             self._is_begun = True
         self._need_nodes(self._nodes.map)
         self._held.turn()  # whatever else can't be done: a timer that is due would come again at once
-        self._catalog.turn(self._nodes.ready(), now)
+        ready = self._nodes.ready()
+        self._catalog.turn(ready, now)
         unresolved: dict[Address, list[Progress]] = {}
         requested: dict[DcpReader, list[Progress]] = {}
         left = _REQUESTED_AT_ONCE
+        full: set[DcpReader] = set()
+        aside = self._held.aside
         for progress in list(self._roster.unsettled.values()):
-            if progress.vbucket in self._held.aside:
+            if aside and progress.vbucket in aside:
                 continue
             if progress.state is ReadingState.WAITING and progress.retry_at <= now:
                 progress.make_ready()
@@ -177,9 +181,15 @@ class Reading:
                 if not self._catalog.can_request(node.link):
                     continue
                 if progress.state is ReadingState.READY:
+                    is_one_of_many = progress.ends_at_most is None and not node.link.ONE_REQUEST
+                    if is_one_of_many and node.link.wants_answer:
+                        full.add(node.link)
+                        if len(full) == len(ready):
+                            break
+                        continue
                     self._request(progress, node)
                     requested.setdefault(node.link, []).append(progress)
-                    left -= progress.ends_at_most is None and not node.link.ONE_REQUEST
+                    left -= is_one_of_many
                     if not left:
                         self._nodes.on_change()
                         break
@@ -191,7 +201,7 @@ class Reading:
             self._limits.confirm_ends(link, some)
 
     def _need_nodes(self, map_: ClusterMap) -> None:
-        """Say which nodes we want to be connected to, if that can be others than the last time."""
+        """Say which nodes we want to be connected to, if that may have changed."""
         needed_by = map_, self._roster.resting_changes
         mitigates = self.options.persisted_only
         if needed_by == self._needed_by and not mitigates:
@@ -200,7 +210,7 @@ class Reading:
         wanted = [
             vb
             for vb, progress in self.progress.items()
-            if progress.state not in (ReadingState.DONE, ReadingState.PAUSED)
+            if progress.machine.state not in (ReadingState.DONE, ReadingState.PAUSED)
         ]
         copies = {*wanted, *self._held.vbuckets} if mitigates else ()
         self._nodes.need([*wanted, *self._held.vbuckets], copies_of=copies)
@@ -213,7 +223,7 @@ class Reading:
         times = [
             progress.retry_at
             for progress in roster.unsettled.values()
-            if progress.state is ReadingState.WAITING
+            if progress.machine.state is ReadingState.WAITING
         ]
         if not roster.patience.is_with_application:
             watched = roster.watched(self._now, self.options.retry_for_s)
@@ -246,7 +256,7 @@ class Reading:
         return progress.error_due(self.options.retry_for_s)
 
     def _may_be_answered(self, progress: Progress) -> bool:
-        """Whether the answer may be among what the application has not taken yet."""
+        """Its answer may be among what the application has not taken yet."""
         node = self._nodes.node_of(progress.vbucket)
         return (
             progress.state is ReadingState.REQUESTED
@@ -269,7 +279,7 @@ class Reading:
         for progress in self._chosen(vbuckets):
             if progress.state is ReadingState.DONE:
                 continue
-            progress.abandon(self._all_links(), self._now)
+            progress.abandon([link for _, link in self._nodes.links()], self._now)
             progress.feed(ReadingInput.PAUSED)
             progress.troubled_since = progress.unproven_since = None
 
@@ -470,7 +480,7 @@ class Reading:
         link.open_stream(
             progress.stream,
             end_seqno=progress.end_seqno,
-            flags=int(AddStreamFlag.ACTIVE_VB_ONLY),
+            flags=_ACTIVE_VB_ONLY,
             value=self._catalog.request_value(link, progress.stream.purge_seqno),
         )
         if link.next_chunk() is not None:
@@ -520,17 +530,8 @@ class Reading:
             f"{address} ended the stream of vbucket {progress.vbucket} ({end_reason(status)})", self._now
         )
 
-    def _all_links(self) -> list[DcpReader]:
-        return [link for _, link in self._nodes.links()]
-
     def _chosen(self, vbuckets: Iterable[int]) -> list[Progress]:
         unknown = [vbucket for vbucket in vbuckets if vbucket not in self.progress]
         if unknown:
             raise UsageError(f"vbucket {unknown[0]} is not being read")
         return [self.progress[vbucket] for vbucket in vbuckets]
-
-
-def release(portion: Portion) -> None:
-    """Release the bytes of a portion, however much of it the application has taken."""
-    portion.link.release(portion.delivery)
-    portion.link.acknowledge(portion.delivery.chunk.size_bytes)

@@ -175,11 +175,13 @@ def scan(buffer: Buffer, *, collections: bool = False, limit: int = MAX_FRAME) -
             assert error is not None, "scan and wire.header disagree about a header"
         is_row = _is_change(columns)[:framed]
         control = np.flatnonzero(~is_row)
-        row = np.flatnonzero(is_row) if len(control) else slice(0, framed)
-        lengths = _Lengths(lengths.framing[row], lengths.key[row])
-        columns = {name: column[row] for name, column in columns.items()}
-        rows, malformed = _rows(data, columns, start[row], end[row], lengths)
-    if collections:
+        rows = _NO_ROWS
+        if len(control) < framed:
+            row = np.flatnonzero(is_row) if len(control) else slice(0, framed)
+            lengths = _Lengths(lengths.framing[row], lengths.key[row])
+            columns = {name: column[row] for name, column in columns.items()}
+            rows, malformed = _rows(data, columns, start[row], end[row], lengths)
+    if collections and len(rows["start"]):
         is_plain = malformed is None
         first_byte = KEY_BYTE.of(words) if is_plain else data[np.minimum(rows["key_start"], len(data) - 1)]
         bad_id, only_id = _take_collection_ids(data, rows, first_byte)
@@ -411,6 +413,18 @@ def _malformed(rows: Columns, extras_length: NDArray[np.uint8], key_length: Offs
         plain = (kind & (XATTR | SNAPPY)) == 0
         bad[removed] |= plain & (rows["value_end"][removed] > rows["value_start"][removed])
     return np.asarray(bad, dtype=bool)
+
+
+def _no_rows() -> Columns:
+    nothing = np.empty(0, dtype=np.int64)
+    data = np.empty(0, dtype=np.uint8)
+    words = gather_words(data, nothing)
+    columns = {name: field.of(words) for name, field in FIELDS.items()}
+    return _rows(data, columns, nothing, nothing, _Lengths(nothing, nothing))[0]
+
+
+_NO_ROWS = _no_rows()
+"""Those of a buffer with nothing but control frames, as all are before a connection has streams."""
 
 
 def _take_collection_ids(data: Bytes, rows: Columns, byte: NDArray[np.uint8]) -> tuple[Mask, int | None]:

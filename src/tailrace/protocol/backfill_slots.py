@@ -8,10 +8,15 @@ that the store has replaced can't be removed while somebody reads them.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import Protocol
 
 __all__ = ["BackfillSlots", "Backfiller"]
+
+
+_LOOK_INTERVAL_S = 1.0
+"""How often new backfills are looked at: small ones begin and end by the thousand."""
 
 
 class Backfiller(Protocol):
@@ -23,26 +28,27 @@ class Backfiller(Protocol):
         ...
 
     def set_ready(self) -> None:
-        """There is something to do again."""
+        """There is something to do again: it has a slot now."""
         ...
 
 
 class BackfillSlots:
     """The backfills of one connection."""
 
-    __slots__ = ("_held", "_looked_at", "_waiting", "limit")
+    __slots__ = ("_held", "_last_look", "_looked_at", "_waiting", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._held: dict[Backfiller, tuple[int, float] | None] = {}  # bytes sent at a time, once looked at
         self._waiting: OrderedDict[Backfiller, None] = OrderedDict()
         self._looked_at: float | None = None  # when the oldest figure was taken; None: one never was
+        self._last_look = -math.inf
 
     def __len__(self) -> int:
         return len(self._held)
 
     def take(self, stream: Backfiller) -> bool:
-        """Whether a stream has a slot now; if not, it is made ready when one is free."""
+        """Whether a stream has a slot now; if not, it gets the next one that is free, and is made ready."""
         if stream in self._held:
             return True
         if len(self._held) < self.limit:
@@ -57,13 +63,14 @@ class BackfillSlots:
             del self._held[stream]
         else:
             self._waiting.pop(stream, None)
-        free = self.limit - len(self._held)
-        while self._waiting and free > 0:
-            self._waiting.popitem(last=False)[0].set_ready()
-            free -= 1
+        while self._waiting and len(self._held) < self.limit:
+            first, _ = self._waiting.popitem(last=False)
+            self._held[first] = self._looked_at = None
+            first.set_ready()
 
     def stalled(self, now: float, timeout_s: float) -> list[Backfiller]:
         """The streams whose backfill has sent nothing for this long; each is named once per timeout."""
+        self._last_look = now
         idle = []
         for stream, seen in self._held.items():
             if seen is None or seen[0] != stream.sent_bytes:
@@ -78,4 +85,6 @@ class BackfillSlots:
         """When to look for stalled ones again."""
         if not self._held:
             return None
-        return now if self._looked_at is None else self._looked_at + timeout_s
+        if self._looked_at is None:
+            return max(now, self._last_look + _LOOK_INTERVAL_S)
+        return self._looked_at + timeout_s

@@ -33,6 +33,7 @@ _HEX_64 = re.compile(r"[0-9a-fA-F]{1,16}")
 _DECIMAL_64 = re.compile(r"[0-9]{1,20}")
 _MAX_U64 = (1 << 64) - 1
 _DEFAULT = frozenset({0})
+_SYSTEM_EVENT = int(Trait.SYSTEM_EVENT)  # plain: an operator of an IntFlag is a call or two
 _NOT_PLAIN = int(Trait.COLLECTION | Trait.SYSTEM_EVENT)
 
 
@@ -170,7 +171,7 @@ class StreamFilter:
     def wanted(self, chunk: Chunk) -> Mask | None:
         """Which frames of a chunk pass; None: all of them."""
         wanted = self._wanted(chunk)
-        if self.shows_unseen or not chunk.traits & Trait.SYSTEM_EVENT:
+        if self.shows_unseen or not chunk.traits & _SYSTEM_EVENT:
             return wanted
         opcodes = chunk.data[chunk.offsets + OPCODE_AT]
         seen: Mask = (opcodes != DcpOpcode.PREPARE) & (opcodes != DcpOpcode.ABORT)
@@ -185,7 +186,7 @@ class StreamFilter:
         if self._collections == _DEFAULT and not chunk.traits & _NOT_PLAIN:
             return None
         data, offsets = chunk.data, chunk.offsets
-        if not chunk.traits & Trait.SYSTEM_EVENT:
+        if not chunk.traits & _SYSTEM_EVENT:
             return self._pass(data, offsets)
         # The events split the chunk: each may change what passes behind it.
         passed = np.zeros(len(offsets), np.bool_)

@@ -137,6 +137,10 @@ class Role(Enum):
     REPLICA = "replica"
 
 
+_NEVER_FIRST = range(DcpOpcode.CLOSE_STREAM, CHANGE_STREAM_OPCODES.stop)
+"""Those that bind no connection in any dialect, and come by the thousand."""
+
+
 def bind(frame: Frame, *, first: bool = True) -> tuple[Dialect, Role] | None:
     """The dialect that a request binds its connection to, and the server's role in it.
 
@@ -144,9 +148,11 @@ def bind(frame: Frame, *, first: bool = True) -> tuple[Dialect, Role] | None:
     `MalformedMessage`: it is answered with 0x04 and the connection stays unbound; if it is not the ``first``,
     it is None. The tests never overlap.
     """
+    opcode, extras = frame.opcode, frame.extras_length
+    if not first and opcode in _NEVER_FIRST:
+        return None
     if frame.magic not in (Magic.REQUEST, Magic.FLEX_REQUEST):
         return None
-    opcode, extras = frame.opcode, frame.extras_length
     if frame.magic == Magic.REQUEST:
         if opcode == TapOpcode.CONNECT and extras in (0, 4):
             return TAP, Role.PRODUCER

@@ -269,4 +269,4 @@ def decode_failover_log(value: bytes) -> list[tuple[int, int]]:
 
 def encode_failover_log(entries: Sequence[tuple[int, int]]) -> bytes:
     """Pairs of vbucket UUID and seqno, newest first, as bytes."""
-    return b"".join(_PAIR.pack(vb_uuid, seqno) for vb_uuid, seqno in entries)
+    return b"".join([_PAIR.pack(vb_uuid, seqno) for vb_uuid, seqno in entries])

@@ -62,6 +62,7 @@ MAX_NAME_BYTES = 200
 
 _FLEXIBLE = frozenset(int(magic) for magic in Magic if magic.is_flexible)
 _MAGICS = frozenset(int(magic) for magic in Magic)
+_REQUESTS = frozenset(map(int, (Magic.REQUEST, Magic.FLEX_REQUEST, Magic.SERVER_REQUEST)))
 _LENGTHS = HEADER_LAYOUT.only("magic", "key_length", "extras_length", "body_length").struct
 
 
@@ -133,7 +134,7 @@ class Frame:
     @property
     def is_request(self) -> bool:
         """Whether the magic is one of the three that ask."""
-        return self.magic in (Magic.REQUEST, Magic.FLEX_REQUEST, Magic.SERVER_REQUEST)
+        return self.magic in _REQUESTS
 
     @property
     def size(self) -> int:

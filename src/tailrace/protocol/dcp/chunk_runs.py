@@ -1,7 +1,7 @@
 """The runs of a received chunk: control frames and stretches of changes, checked against their streams.
 
-Nothing counts before all of a chunk is good: every stream is a draft until `ChunkRuns.commit`. What finds the
-runs, for whole arrays, is `delivery`.
+Nothing counts before all of a chunk is good: without `ChunkRuns.commit` the streams stand again where they
+stood. What finds the runs, for whole arrays, is `delivery`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ...wire.dialect import DCP
 from ...wire.header import HEADER_SIZE, Frame
 from ...wire.message import Direction
 from ..receive_buffer import Block
-from ..states import READER_STREAM_TRANSITIONS, Machine, ReaderStreamInput, ReaderStreamState
+from ..states import ReaderStreamInput, ReaderStreamState
 from .received_stream import (
     Carried,
     MarkerReceived,
@@ -46,6 +46,12 @@ from .received_stream import (
 __all__ = ["ChunkRuns", "ReceivedChunk"]
 
 _PLAIN_MAGICS = (Magic.REQUEST, Magic.RESPONSE)
+# plain numbers: with members of enums it takes twice as long, which counts with a thousand vbuckets
+_ANSWERS = int(Magic.RESPONSE), int(Magic.FLEX_RESPONSE)
+_STREAM_REQUEST, _CLOSE_STREAM = int(DcpOpcode.STREAM_REQUEST), int(DcpOpcode.CLOSE_STREAM)
+_STREAM_END, _FLUSH, _OSO = int(DcpOpcode.STREAM_END), int(DcpOpcode.FLUSH), int(DcpOpcode.OSO_SNAPSHOT)
+_END = DcpStreamEnd.LAYOUTS[0].struct
+_SUCCESS, _ACK = int(Status.SUCCESS), int(MarkerFlag.ACK)
 
 
 @dataclass(slots=True, eq=False)
@@ -62,27 +68,8 @@ class ReceivedChunk:
     """What flow control counts."""
 
 
-@dataclass(slots=True)
-class StreamDraft:
-    """A stream while a chunk is checked; nothing counts before all of the chunk is good."""
-
-    stream: Stream
-    position: Position
-    marker: SnapshotRange | None
-    log: FailoverLog | None
-    purge_seqno: int
-    undo_to: int | None
-    answer_at: int | None
-    oso_high: int | None
-    machine: Machine[ReaderStreamState, ReaderStreamInput]
-
-    @property
-    def is_open(self) -> bool:
-        return self.machine.state is ReaderStreamState.OPEN
-
-
 class ChunkRuns:
-    """The runs of a chunk, made in the order of their streams."""
+    """The runs of a chunk, made in the order of their streams, in a ``with`` that ends by `commit`."""
 
     def __init__(self, chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[int]) -> None:
         self._chunk = chunk
@@ -96,7 +83,10 @@ class ChunkRuns:
         # without a key, a CAS, framing extras or a datatype, as nearly all are: those need no message made
         unmarked = (headers["key_length"] == 0) & (headers["datatype"] == 0) & (headers["cas"] == 0)
         self._is_plain = (unmarked & np.isin(headers["magic"], _PLAIN_MAGICS)).tolist()
-        self._work: dict[int, StreamDraft | None] = {}
+        self._starts = chunk.frames.control_start.tolist()
+        self._known: dict[int, Stream | None] = {}
+        self._before: list[tuple[Any, ...]] = []
+        """The streams as they were."""
         self.runs: list[SnapshotRun] = []
         self.happened: list[tuple[int, StreamEvent]] = []
         self.finished: list[int] = []
@@ -104,6 +94,19 @@ class ChunkRuns:
         self._falls: dict[int, str] = {}
         self._extremes: list[tuple[int, int]] = []
         self._number = -1
+
+    def __enter__(self) -> ChunkRuns:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream, *fields, state in self._before:
+            stream.position, stream.marker, stream.log, stream.purge_seqno = fields[:4]
+            stream.undo_to, stream.answer_at, stream.oso_high = fields[4:]
+            stream.machine.state = state
+
+    def commit(self) -> None:
+        """Everything was good: the streams stand where the chunk ends."""
+        self._before.clear()
 
     def fall(
         self,
@@ -121,40 +124,38 @@ class ChunkRuns:
         self._extremes = list(zip(lowest.tolist(), highest.tolist(), strict=True))
 
     def add(  # noqa: PLR0917
-        self, ordered: NDArray[np.intp], opaque: int, control: int, items: int, first: int, last: int, at: int
+        self, ordered: list[int], opaque: int, control: int, items: int, first: int, last: int, at: int
     ) -> int:
         """One run; its number, or -1 if its changes are to be passed over."""
         self._number += 1
-        if control >= 0 and not items and self._answers_closing(int(ordered[control])):
+        if control >= 0 and not items and self._answers_closing(ordered[control]):
             return -1  # it may come after the end of the stream, when nobody knows the opaque any more
-        work = self._work[opaque] if opaque in self._work else self._find(opaque)
+        stream = self._known[opaque] if opaque in self._known else self._find(opaque)
         if control >= 0:
-            self._control(int(ordered[control]), opaque, work, at)
-        if not items or work is None:
+            self._control(ordered[control], opaque, stream, at)
+        if not items or stream is None:
             return -1
-        if work.oso_high is not None and work.log is not None and work.is_open:
+        if stream.oso_high is not None and stream.log is not None and stream.is_open:
             lowest, highest = self._extremes[self._number] if self._extremes else (first, last)
             everything = SnapshotRange(0, MAX_SEQNO)
             for seqno in (lowest, highest):
-                work.position.received(everything, seqno)  # says what is wrong
-            work.oso_high = max(work.oso_high, highest)
-            snapshot = SnapshotRange(work.position.seqno, MAX_SEQNO)
-            self.runs.append(SnapshotRun(work.stream, work.position, snapshot, work.log, is_oso=True))
+                stream.position.received(everything, seqno)  # says what is wrong
+            stream.oso_high = max(stream.oso_high, highest)
+            snapshot = SnapshotRange(stream.position.seqno, MAX_SEQNO)
+            self.runs.append(SnapshotRun(stream, stream.position, snapshot, stream.log, is_oso=True))
             return len(self.runs) - 1
         if self._number in self._falls:
             raise MalformedMessage(self._falls[self._number], Status.ERANGE)
-        if work.marker is None or work.log is None or not work.is_open:
-            raise MalformedMessage(
-                f"item {first} of vbucket {work.stream.vbucket} comes before a snapshot marker"
-            )
-        if first <= work.position.seqno or first < work.marker.start:
-            work.position.received(work.marker, first)  # says what is wrong
-        snapshot = work.position.snapshot_of(work.marker)
-        self.runs.append(SnapshotRun(work.stream, work.position, snapshot, work.log))
-        work.position = work.position.received(work.marker, last)
-        if work.answer_at is not None and last >= work.answer_at:
+        if stream.marker is None or stream.log is None or not stream.is_open:
+            raise MalformedMessage(f"item {first} of vbucket {stream.vbucket} comes before a snapshot marker")
+        if first <= stream.position.seqno or first < stream.marker.start:
+            stream.position.received(stream.marker, first)  # says what is wrong
+        snapshot = stream.position.snapshot_of(stream.marker)
+        self.runs.append(SnapshotRun(stream, stream.position, snapshot, stream.log))
+        stream.position = stream.position.received(stream.marker, last)
+        if stream.answer_at is not None and last >= stream.answer_at:
             self.acknowledged.append(opaque)
-            work.answer_at = None
+            stream.answer_at = None
         return len(self.runs) - 1
 
     def carried(
@@ -172,95 +173,85 @@ class ChunkRuns:
                 continue  # it counts when the snapshot is whole
             self.happened.append((at, Carried(run.stream, message, run)))
 
-    def commit(self) -> None:
-        """Everything was good: the streams stand where the chunk ends."""
-        for work in self._work.values():
-            if work is not None:
-                stream = work.stream
-                stream.position, stream.marker = work.position, work.marker
-                stream.log, stream.purge_seqno, stream.undo_to = work.log, work.purge_seqno, work.undo_to
-                stream.answer_at, stream.machine = work.answer_at, work.machine
-                stream.oso_high = work.oso_high
-
-    def _find(self, opaque: int) -> StreamDraft | None:
-        stream = self._streams.get(opaque)
-        if stream is None and opaque not in self._retired:
-            raise RemoteProtocolError(f"a message with opaque 0x{opaque:x}, which no stream of ours has")
-        draft = None
+    def _find(self, opaque: int) -> Stream | None:
+        stream = self._known[opaque] = self._streams.get(opaque)
         if stream is not None:
-            draft = StreamDraft(
-                stream,
-                stream.position,
-                stream.marker,
-                stream.log,
-                stream.purge_seqno,
-                stream.undo_to,
-                stream.answer_at,
-                stream.oso_high,
-                Machine(READER_STREAM_TRANSITIONS, stream.machine.state),
+            self._before.append(
+                (
+                    stream,
+                    stream.position,
+                    stream.marker,
+                    stream.log,
+                    stream.purge_seqno,
+                    stream.undo_to,
+                    stream.answer_at,
+                    stream.oso_high,
+                    stream.machine.state,
+                )
             )
-        self._work[opaque] = draft
-        return draft
+        elif opaque not in self._retired:
+            raise RemoteProtocolError(f"a message with opaque 0x{opaque:x}, which no stream of ours has")
+        return stream
 
     def _is_answer(self, control: int) -> bool:
-        return self._magics[control] in (Magic.RESPONSE, Magic.FLEX_RESPONSE)
+        return self._magics[control] in _ANSWERS
 
     def _answers_closing(self, control: int) -> bool:
         """Whether it is the answer to the closing of a stream, which tells nothing."""
-        return self._is_answer(control) and self._opcodes[control] == DcpOpcode.CLOSE_STREAM
+        return self._is_answer(control) and self._opcodes[control] == _CLOSE_STREAM
 
     def _frame(self, control: int) -> Frame:
-        return Frame.parse(self._data, int(self._chunk.frames.control_start[control]))
+        return Frame.parse(self._data, self._starts[control])
 
-    def _control(self, control: int, opaque: int, work: StreamDraft | None, at: int) -> None:
-        """A control frame of a stream; ``work`` is None if we closed the stream and don't care any more."""
+    def _control(self, control: int, opaque: int, stream: Stream | None, at: int) -> None:
+        """A control frame of a stream; ``stream`` is None if we closed the stream and don't care any more."""
         opcode = self._opcodes[control]
         if self._is_answer(control):
-            if opcode == DcpOpcode.STREAM_REQUEST:
-                if work is not None:
-                    self._answered(control, opaque, work, at)
-                elif self._vbuckets[control] != Status.SUCCESS:  # in an answer the status stands there
+            if opcode == _STREAM_REQUEST:
+                if stream is not None:
+                    self._answered(control, opaque, stream, at)
+                elif self._vbuckets[control] != _SUCCESS:  # in an answer the status stands there
                     self.finished.append(opaque)
             return
-        if work is not None and not work.is_open:
+        if stream is not None and not stream.is_open:
             raise RemoteProtocolError(
-                f"a message of vbucket {work.stream.vbucket}, whose stream is closed (opcode 0x{opcode:02x})"
+                f"a message of vbucket {stream.vbucket}, whose stream is closed (opcode 0x{opcode:02x})"
             )
-        if opcode == DcpOpcode.STREAM_END:
-            ended = DcpStreamEnd.decode(self._frame(control))
+        if opcode == _STREAM_END:
+            status = self._end_status(control)
             self.finished.append(opaque)
-            if work is not None:
-                self._check_vbucket(ended.vbucket, work)
-                if work.oso_high is not None and ended.status == StreamEndStatus.OK:
+            if stream is not None:
+                self._check_vbucket(self._vbuckets[control], stream)
+                if stream.oso_high is not None and status == StreamEndStatus.OK:
                     raise RemoteProtocolError("a stream comes to its end inside an out of order snapshot")
-                self.happened.append((at, StreamEnded(work.stream, ended.status)))
-                work.machine.feed(ReaderStreamInput.ENDED)
-        elif work is not None and opcode == DcpOpcode.FLUSH:
-            self.happened.append((at, VBucketFlushed(work.stream)))
-            work.position, work.marker, work.answer_at = Position.BEGINNING, None, None
-            work.machine.feed(ReaderStreamInput.FLUSHED)
-        elif work is not None and opcode == DcpOpcode.OSO_SNAPSHOT:
-            self._oso(DcpOsoSnapshot.decode(self._frame(control)), work, at)
-        elif work is not None:
-            self._marker(control, work, at)
+                self.happened.append((at, StreamEnded(stream, status)))
+                stream.machine.feed(ReaderStreamInput.ENDED)
+        elif stream is not None and opcode == _FLUSH:
+            self.happened.append((at, VBucketFlushed(stream)))
+            stream.position, stream.marker, stream.answer_at = Position.BEGINNING, None, None
+            stream.machine.feed(ReaderStreamInput.FLUSHED)
+        elif stream is not None and opcode == _OSO:
+            self._oso(DcpOsoSnapshot.decode(self._frame(control)), stream, at)
+        elif stream is not None:
+            self._marker(control, stream, at)
 
-    def _oso(self, message: DcpOsoSnapshot, work: StreamDraft, at: int) -> None:
+    def _oso(self, message: DcpOsoSnapshot, stream: Stream, at: int) -> None:
         """An out of order snapshot begins or is whole: docs/spec/dcp.md#oso-snapshot."""
-        self._check_vbucket(message.vbucket, work)
-        begins, before = message.flags == OsoFlag.START, work.position.seqno
-        if begins == (work.oso_high is not None):
+        self._check_vbucket(message.vbucket, stream)
+        begins, before = message.flags == OsoFlag.START, stream.position.seqno
+        if begins == (stream.oso_high is not None):
             raise RemoteProtocolError("an out of order snapshot begins or ends in the wrong place")
-        work.marker = None
+        stream.marker = None
         if begins:
-            work.oso_high = 0
-            self.happened.append((at, MarkerReceived(work.stream, before, MAX_SEQNO, int(MarkerFlag.DISK))))
+            stream.oso_high = 0
+            self.happened.append((at, MarkerReceived(stream, before, MAX_SEQNO, int(MarkerFlag.DISK))))
             return
-        work.position = Position.at(work.position.vb_uuid, max(work.oso_high or 0, before))
-        work.oso_high = None
-        self.happened.append((at, OsoReceived(work.stream, work.position)))
+        stream.position = Position.at(stream.position.vb_uuid, max(stream.oso_high or 0, before))
+        stream.oso_high = None
+        self.happened.append((at, OsoReceived(stream, stream.position)))
 
-    def _marker(self, control: int, work: StreamDraft, at: int) -> None:
-        if work.oso_high is not None:
+    def _marker(self, control: int, stream: Stream, at: int) -> None:
+        if stream.oso_high is not None:
             raise RemoteProtocolError("a snapshot marker inside an out of order snapshot")
         fields = None
         if self._is_plain[control]:
@@ -269,26 +260,31 @@ class ChunkRuns:
             marker = DcpSnapshotMarker.decode(self._frame(control))
             fields = marker.start, marker.end, marker.flags, marker.purge_seqno
         start, end, flags, purge_seqno = fields
-        self._check_vbucket(self._vbuckets[control], work)
-        work.marker = work.position.received_marker(start, end)
+        self._check_vbucket(self._vbuckets[control], stream)
+        stream.marker = stream.position.received_marker(start, end)
         if purge_seqno is not None:
             if purge_seqno > MAX_SEQNO:
                 raise RemoteProtocolError(f"a purge up to {purge_seqno} is beyond all seqnos")
-            work.purge_seqno = purge_seqno
-        if flags & MarkerFlag.ACK:
-            work.answer_at = end
-        self.happened.append((at, MarkerReceived(work.stream, start, end, flags)))
+            stream.purge_seqno = purge_seqno
+        if flags & _ACK:
+            stream.answer_at = end
+        self.happened.append((at, MarkerReceived(stream, start, end, flags)))
+
+    def _end_status(self, control: int) -> int:
+        """Why a stream ended."""
+        body = self._body(control)
+        if self._is_plain[control] and self._extras[control] == len(body) == _END.size:
+            return int(_END.unpack(body)[0])
+        return DcpStreamEnd.decode(self._frame(control)).status
 
     def _body(self, control: int) -> memoryview:
-        start = int(self._chunk.frames.control_start[control]) + HEADER_SIZE
+        start = self._starts[control] + HEADER_SIZE
         return self._data[start : start + self._sizes[control]]
 
-    def _answered(self, control: int, opaque: int, work: StreamDraft, at: int) -> None:
-        if work.machine.state is not ReaderStreamState.REQUESTED:
-            raise RemoteProtocolError(
-                f"the stream request of vbucket {work.stream.vbucket} is answered twice"
-            )
-        is_accepted = self._vbuckets[control] == Status.SUCCESS  # in an answer the status stands there
+    def _answered(self, control: int, opaque: int, stream: Stream, at: int) -> None:
+        if stream.machine.state is not ReaderStreamState.REQUESTED:
+            raise RemoteProtocolError(f"the stream request of vbucket {stream.vbucket} is answered twice")
+        is_accepted = self._vbuckets[control] == _SUCCESS  # in an answer the status stands there
         if is_accepted and self._is_plain[control] and not self._extras[control]:
             log = bytes(self._body(control))
         else:
@@ -296,22 +292,22 @@ class ChunkRuns:
             log = answer.value
             if not is_accepted:
                 self.finished.append(opaque)
-                self.happened.append((at, RequestRefused(work.stream, answer.status, answer.value)))
-                work.machine.feed(ReaderStreamInput.REFUSED)
+                self.happened.append((at, RequestRefused(stream, answer.status, answer.value)))
+                stream.machine.feed(ReaderStreamInput.REFUSED)
                 return
         try:
-            work.log = FailoverLog.from_bytes(log)
+            stream.log = FailoverLog.from_bytes(log)
         except UsageError as error:
             raise MalformedMessage(str(error)) from None
-        work.position = work.position.on_branch(work.log.newest.vb_uuid)
-        work.marker = work.answer_at = None
-        work.machine.feed(ReaderStreamInput.ACCEPTED)
-        self.happened.append((at, StreamOpened(work.stream, work.position, work.undo_to)))
-        work.undo_to = None
+        stream.position = stream.position.on_branch(stream.log.newest.vb_uuid)
+        stream.marker = stream.answer_at = None
+        stream.machine.feed(ReaderStreamInput.ACCEPTED)
+        self.happened.append((at, StreamOpened(stream, stream.position, stream.undo_to)))
+        stream.undo_to = None
 
     @staticmethod
-    def _check_vbucket(vbucket: int, work: StreamDraft) -> None:
-        if vbucket != work.stream.vbucket:
+    def _check_vbucket(vbucket: int, stream: Stream) -> None:
+        if vbucket != stream.vbucket:
             raise RemoteProtocolError(
-                f"a message of vbucket {vbucket} in the stream of vbucket {work.stream.vbucket}"
+                f"a message of vbucket {vbucket} in the stream of vbucket {stream.vbucket}"
             )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,7 @@ from .received_stream import (
 
 __all__ = [
     "ChangeDelivery",
+    "Place",
     "ReceivedChunk",
     "control_headers",
     "deliver",
@@ -56,6 +58,13 @@ _DECIDES = record(HEADER_LAYOUT + DcpCommit.LAYOUTS[0])
 _REQUEST = int(Magic.REQUEST)
 _ROWS_IN_A_STRETCH = 8
 """With fewer of them on the average, it is better not to look at one stretch after the other."""
+
+
+Column: TypeAlias = "int | NDArray[np.uint64]"
+Place: TypeAlias = tuple[int, int, tuple[int, int]]
+"""What changes that stand together have in common: vbucket, the vb_uuid that they were made on (0 if that is
+older than the log), start and end of their snapshot. A plain tuple: any other takes far longer to unpack.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,35 +87,38 @@ class ChangeDelivery:
     def row_count(self) -> int:
         return len(self.run_of)
 
-    def history(self) -> tuple[int, int, int] | None:
-        """As `histories`, if it is the same for all rows."""
-        if len(self.runs) != 1 or not self.row_count:
-            return None
-        run = self.runs[0]
-        branch = run.log.newest
-        if run.is_oso or int(self.chunk.frames.seqno[self.rows][0]) <= branch.seqno:
-            return None
-        return branch.vb_uuid, run.snapshot.start, run.snapshot.end
-
-    def histories(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
-        """For each row the vb_uuid that it was made on, and start and end of its snapshot."""
-        starts = np.array([run.snapshot.start for run in self.runs], dtype=np.uint64)
-        ends = np.array([run.snapshot.end for run in self.runs], dtype=np.uint64)
-        newest = np.array([run.log.newest.vb_uuid for run in self.runs], dtype=np.uint64)
-        newest_from = np.array([run.log.newest.seqno for run in self.runs], dtype=np.uint64)
-        of = self.run_of
-        seqnos = self.chunk.frames.seqno[self.rows]
-        vb_uuids = newest[of]
+    def places(self) -> tuple[NDArray[np.int32], list[Place]]:
+        """The places of the changes, and by row which of them it has."""
+        places: list[Place] = [
+            (run.stream.vbucket, run.log.newest.vb_uuid, (run.snapshot.start, run.snapshot.end))
+            for run in self.runs
+        ]
+        place_of = self.run_of
         # changes that were made on an older branch: found by the log, one branch of history after the other
-        older = seqnos <= newest_from[of]
-        if older.any():
-            for index in np.unique(of[older]).tolist():
-                mine = np.flatnonzero(older & (of == index))
-                first, uuids = self.runs[index].log.boundaries()
-                branch = np.searchsorted(np.array(first, dtype=np.uint64), seqnos[mine], side="left") - 1
-                known = np.array((*uuids, 0), dtype=np.uint64)  # -1: older than the log
-                vb_uuids[mine] = known[branch]
-        return vb_uuids, starts[of], ends[of]
+        older = [index for index, run in enumerate(self.runs) if run.base.seqno < run.log.newest.seqno]
+        if older:
+            seqnos, place_of = self.chunk.frames.seqno[self.rows], place_of.copy()
+        for index in older:
+            mine = np.flatnonzero(self.run_of == index)
+            vbucket, _, snapshot = places[index]
+            first, uuids = self.runs[index].log.boundaries()
+            branch = np.searchsorted(np.array(first, dtype=np.uint64), seqnos[mine], side="left") - 1
+            for number in np.unique(branch).tolist():
+                place_of[mine[branch == number]] = len(places)
+                places.append((vbucket, uuids[number] if number >= 0 else 0, snapshot))
+        return place_of, places
+
+    def histories(self) -> tuple[Column, Column, Column]:
+        """For each row the vb_uuid that it was made on, and start and end of its snapshot; one number where
+        that is the same for all.
+        """
+        place_of, places = self.places()
+        columns = zip(*((vb_uuid, *snapshot) for _, vb_uuid, snapshot in places), strict=True)
+        if len(places) == 1:
+            ((vb_uuid,), (start,), (end,)) = columns
+            return vb_uuid, start, end
+        vb_uuids, starts, ends = (np.array(column, dtype=np.uint64)[place_of] for column in columns)
+        return vb_uuids, starts, ends
 
 
 def control_headers(frames: ScannedFrames) -> NDArray[np.void]:
@@ -157,18 +169,8 @@ def deliver(chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[in
     begins[1:] |= opaque[1:] != opaque[:-1]
 
     falling = np.flatnonzero((seqno[1:] <= seqno[:-1]) & ~begins[1:] & ~is_boundary[:-1])
-    made = ChunkRuns(chunk, streams, retired)
     starts = np.flatnonzero(begins)
     stops = np.append(starts[1:], total)
-    if len(falling):
-        # who makes a run knows whether its seqnos may fall
-        runs_that_fall = np.searchsorted(starts, falling, "right") - 1
-        made.fall(
-            dict(zip(runs_that_fall[::-1].tolist(), falling[::-1].tolist(), strict=True)),
-            seqno,
-            np.where(is_boundary, MAX_SEQNO, seqno),
-            starts,
-        )
     wire_index = order[starts]
     # for each run: its opaque, the control frame that begins it if one does, its first and last seqno
     control_number = np.cumsum(~is_row) - 1
@@ -181,29 +183,40 @@ def deliver(chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[in
         seqno[stops - 1],
         wire_index,
     )
-    numbers = np.array(
-        [made.add(ordered, *run) for run in zip(*(column.tolist() for column in columns), strict=True)],
-        dtype=np.int32,
-    )
-    run_of = np.empty(total, dtype=np.int32)
-    run_of[order] = np.repeat(numbers, stops - starts)
+    controls = ordered.tolist()
+    with ChunkRuns(chunk, streams, retired) as made:
+        if len(falling):
+            # who makes a run knows whether its seqnos may fall
+            runs_that_fall = np.searchsorted(starts, falling, "right") - 1
+            made.fall(
+                dict(zip(runs_that_fall[::-1].tolist(), falling[::-1].tolist(), strict=True)),
+                seqno,
+                np.where(is_boundary, MAX_SEQNO, seqno),
+                starts,
+            )
+        numbers = np.array(
+            [made.add(controls, *run) for run in zip(*(column.tolist() for column in columns), strict=True)],
+            dtype=np.int32,
+        )
+        run_of = np.empty(total, dtype=np.int32)
+        run_of[order] = np.repeat(numbers, stops - starts)
 
-    made.carried(ordered[carrying], run_of[control_at[carrying]], control_at[carrying])
-    of_row = run_of[is_row]
-    _check_vbuckets(frames, of_row, made.runs)
-    kept: slice | NDArray[np.intp] = slice(None)
-    if rows and of_row.min() < 0:
-        kept = np.flatnonzero(of_row >= 0)
-        of_row = of_row[kept]
-    delivery = ChangeDelivery(chunk, kept, of_row, made.runs, [], made.finished, made.acknowledged)
-    before = np.append(0, np.cumsum(is_row))
-    if not isinstance(kept, slice):
-        before = np.searchsorted(kept, before)
-    delivery.controls = [
-        PlacedEvent(int(before[at]), what) for at, what in sorted(made.happened, key=lambda run: run[0])
-    ]
-    made.commit()
-    return delivery
+        made.carried(ordered[carrying], run_of[control_at[carrying]], control_at[carrying])
+        of_row = run_of[is_row]
+        _check_vbuckets(frames, of_row, made.runs)
+        kept: slice | NDArray[np.intp] = slice(None)
+        if rows and of_row.min() < 0:
+            kept = np.flatnonzero(of_row >= 0)
+            of_row = of_row[kept]
+        delivery = ChangeDelivery(chunk, kept, of_row, made.runs, [], made.finished, made.acknowledged)
+        before = np.append(0, np.cumsum(is_row))
+        if not isinstance(kept, slice):
+            before = np.searchsorted(kept, before)
+        delivery.controls = [
+            PlacedEvent(int(before[at]), what) for at, what in sorted(made.happened, key=lambda run: run[0])
+        ]
+        made.commit()
+        return delivery
 
 
 def _deliver_one_run(
@@ -213,17 +226,16 @@ def _deliver_one_run(
     frames = chunk.frames
     seqno = frames.seqno
     rising = seqno[1:] > seqno[:-1]
-    made = ChunkRuns(chunk, streams, retired)
-    nothing = np.empty(0, dtype=np.intp)
-    if not all_true(rising):
-        made.fall({0: int(rising.argmin())}, seqno, seqno, np.zeros(1, dtype=np.intp))
-    number = made.add(nothing, int(frames.opaque[0]), -1, len(frames), int(seqno[0]), int(seqno[-1]), 0)
-    rows = slice(None) if number >= 0 else slice(0, 0)
-    run_of = np.zeros(len(frames) if number >= 0 else 0, dtype=np.int32)
-    if number >= 0 and not all_true(frames.vbucket == made.runs[0].stream.vbucket):
-        _check_vbuckets(frames, run_of, made.runs)
-    made.commit()
-    return ChangeDelivery(chunk, rows, run_of, made.runs, [], [], made.acknowledged)
+    with ChunkRuns(chunk, streams, retired) as made:
+        if not all_true(rising):
+            made.fall({0: int(rising.argmin())}, seqno, seqno, np.zeros(1, dtype=np.intp))
+        number = made.add([], int(frames.opaque[0]), -1, len(frames), int(seqno[0]), int(seqno[-1]), 0)
+        rows = slice(None) if number >= 0 else slice(0, 0)
+        run_of = np.zeros(len(frames) if number >= 0 else 0, dtype=np.int32)
+        if number >= 0 and not all_true(frames.vbucket == made.runs[0].stream.vbucket):
+            _check_vbuckets(frames, run_of, made.runs)
+        made.commit()
+        return ChangeDelivery(chunk, rows, run_of, made.runs, [], [], made.acknowledged)
 
 
 @dataclass(slots=True)
@@ -281,21 +293,22 @@ def _deliver_in_stretches(
         run.first = run.first if run.items else first
         run.items, run.last = run.items + count, last
         run_of_stretch.append(number)
-    made = ChunkRuns(chunk, streams, retired)
-    numbers = np.array(
-        [
-            made.add(ordered, run.opaque, run.control, run.items, run.first, run.last, run.row)
-            for run in pieces
-        ],
-        dtype=np.int32,
-    )
-    run_of = np.repeat(numbers[run_of_stretch], counts)
-    if len(run_of) and run_of.min() < 0:
-        return None
-    _check_vbuckets(frames, run_of, made.runs)
-    events = [PlacedEvent(row, what) for row, what in made.happened]
-    made.commit()
-    return ChangeDelivery(chunk, slice(None), run_of, made.runs, events, made.finished, made.acknowledged)
+    places = ordered.tolist()
+    with ChunkRuns(chunk, streams, retired) as made:
+        numbers = np.array(
+            [
+                made.add(places, run.opaque, run.control, run.items, run.first, run.last, run.row)
+                for run in pieces
+            ],
+            dtype=np.int32,
+        )
+        run_of = np.repeat(numbers[run_of_stretch], counts)
+        if len(run_of) and run_of.min() < 0:
+            return None
+        _check_vbuckets(frames, run_of, made.runs)
+        events = [PlacedEvent(row, what) for row, what in made.happened]
+        made.commit()
+        return ChangeDelivery(chunk, slice(None), run_of, made.runs, events, made.finished, made.acknowledged)
 
 
 def _check_vbuckets(frames: ScannedFrames, run_of: NDArray[np.int32], runs: list[SnapshotRun]) -> None:

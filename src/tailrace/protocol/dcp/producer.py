@@ -38,7 +38,7 @@ from .controls import BackfillOrder, ConnectionOptions
 from .producer_stream import ProducerStream
 from .request_checks import check_request, stream_id_of
 from .stream_producer import StreamProducer
-from .stream_request import StreamRefused, decide
+from .stream_request import StreamRefused, decide, decode_request
 from .takeover import DcpTakeover
 
 __all__ = ["DcpProducer"]
@@ -136,8 +136,8 @@ class DcpProducer(StreamProducer):
         if known is None:
             self._disconnect(f"opcode 0x{opcode:02x} is for receivers, this is a producer")
             return
-        shape, receive = known
-        receive(self, frame, shape.decode(frame))
+        decode, receive = known
+        receive(self, frame, decode(frame))
 
     def _receive_open(self, frame: Frame, message: Message) -> None:
         assert isinstance(message, DcpOpen)
@@ -186,7 +186,7 @@ class DcpProducer(StreamProducer):
         self._streams[message.vbucket, accepted.stream_id] = stream
         if stream.takeover is not None:
             self._takeovers.append(stream)
-        stream.set_ready()
+        stream.start()
 
     def _has_live_stream(self, vbucket: int, stream_id: int) -> bool:
         stream = self._streams.get((vbucket, stream_id))
@@ -290,12 +290,12 @@ class DcpProducer(StreamProducer):
                 return
 
 
-_REQUESTS: Mapping[int, tuple[type[Message], Callable[[DcpProducer, Frame, Message], None]]] = {
-    DcpOpcode.OPEN: (DcpOpen, DcpProducer._receive_open),
-    DcpOpcode.CONTROL: (DcpControl, DcpProducer._receive_control),
-    DcpOpcode.STREAM_REQUEST: (DcpStreamRequest, DcpProducer._receive_stream_request),
-    DcpOpcode.CLOSE_STREAM: (DcpCloseStream, DcpProducer._receive_close_stream),
-    DcpOpcode.GET_FAILOVER_LOG: (DcpGetFailoverLog, DcpProducer._receive_get_failover_log),
-    DcpOpcode.BUFFER_ACK: (DcpBufferAck, DcpProducer._receive_buffer_ack),
-    DcpOpcode.SEQNO_ACKNOWLEDGED: (DcpSeqnoAcknowledged, DcpProducer._receive_seqno_acknowledged),
+_REQUESTS: Mapping[int, tuple[Callable[[Frame], Message], Callable[[DcpProducer, Frame, Message], None]]] = {
+    DcpOpcode.OPEN: (DcpOpen.decode, DcpProducer._receive_open),
+    DcpOpcode.CONTROL: (DcpControl.decode, DcpProducer._receive_control),
+    DcpOpcode.STREAM_REQUEST: (decode_request, DcpProducer._receive_stream_request),
+    DcpOpcode.CLOSE_STREAM: (DcpCloseStream.decode, DcpProducer._receive_close_stream),
+    DcpOpcode.GET_FAILOVER_LOG: (DcpGetFailoverLog.decode, DcpProducer._receive_get_failover_log),
+    DcpOpcode.BUFFER_ACK: (DcpBufferAck.decode, DcpProducer._receive_buffer_ack),
+    DcpOpcode.SEQNO_ACKNOWLEDGED: (DcpSeqnoAcknowledged.decode, DcpProducer._receive_seqno_acknowledged),
 }

@@ -3,10 +3,9 @@
 The stream pulls. Nothing is read from the store before there is room to send it, so a reader that does not
 read costs one chunk and nothing more. `send_into` goes round:
 
-    messages wait (marker, end ...)?    send them, as far as the window allows
-    frames of a batch wait?             send as many
+    messages or frames wait?            send them, as far as the window allows
+    no snapshot is open?                ask the vbucket for the next one, or wait for a change
     a snapshot is open?                 read the next chunk of it and shape it into a batch
-    otherwise                           ask the vbucket for the next snapshot, or wait for a change
 
 Where the changes come from, memory or disk, is the vbucket's decision for each snapshot; the states of
 docs/spec/dcp.md#states-of-a-stream follow from it.
@@ -45,7 +44,10 @@ SKIPPED_BEFORE_ADVANCE = 10_000
 """Changes of a backfill that the filter drops in a row before the reader is told how far it is."""
 
 LOOK_BYTES = 16 << 10
-"""Looking at a stream that has next to nothing takes as long as this many bytes of a backfill."""
+"""Looking at a stream that has nothing takes as long as this many bytes of a backfill."""
+
+SMALL_READ_BYTES = 64 << 10
+"""Reading a small chunk takes as long as this many bytes of a large one."""
 
 _TAKE_OVER = int(AddStreamFlag.TAKE_OVER)  # plain, as in `controls`
 _DISK_ONLY = int(AddStreamFlag.DISK_ONLY)
@@ -165,6 +167,13 @@ class ProducerStream:
 
     # What happens to it.
 
+    def start(self) -> None:
+        """It was accepted. Without anything to say it is not looked at before it has a slot for its backfill:
+        of a thousand streams most wait.
+        """
+        if self._queue.has_messages or self._take_slot():
+            self.set_ready()
+
     def set_ready(self) -> None:
         """There is something to do."""
         if not self.is_ready:
@@ -226,25 +235,27 @@ class ProducerStream:
         """Put messages into ``out`` until about ``budget`` bytes of work are done, the window is full, or
         there is nothing for now (then it is no longer ready). A batch is not split for the budget, only
         for the window. Returns the work that was done: bytes that were sent, or read and found not to be
-        for this stream; at least what it takes to look at a stream at all.
+        for this stream; at least what it takes to look at the stream and at each chunk that was read.
         """
         window, queue = self._options.window, self._queue
-        work = 0
-        while work < budget and (room := window.room) > 0:
-            if not queue.is_empty:
-                work += queue.send_into(out, room)
-                continue
-            read = self._load()
-            if read is None:
-                self.is_ready = False
-                if not self._is_parked:
-                    self._await_append()
-                break
-            if not queue.has_batch:
-                work += read
+        work = reads = 0
+        while work < budget and window.room > 0:
+            if queue.is_empty:
+                if reads * SMALL_READ_BYTES >= budget:
+                    break
+                read = self._load()
+                if read is None:
+                    self.is_ready = False
+                    if not self._is_parked:
+                        self._await_append()
+                    break
+                reads += read > 0
+                if not queue.has_batch:
+                    work += read
+            work += queue.send_into(out)
         if self.is_finished:
             self.is_ready = False
-        return max(work, LOOK_BYTES)
+        return max(work, reads * SMALL_READ_BYTES, LOOK_BYTES)
 
     def _load(self) -> int | None:
         """Find what to send next: how many bytes were read for it, or None if there is nothing for now."""
@@ -254,11 +265,13 @@ class ProducerStream:
             self.end(self._ends_after_batch)
             return 0
         try:
+            if self._reading is None:
+                read_bytes = self._next_snapshot()
+                if self._reading is None:
+                    return read_bytes
             if self._preview is not None:
                 return self._read_preview(self._preview)
-            if self._reading is not None:
-                return self._read(self._reading)
-            return self._next_snapshot()
+            return self._read(self._reading)
         except TailraceError as error:
             # A file that can't be read, or a value that is not what its datatype says.
             _log.error("vbucket %d: a backfill failed: %s", self.vbucket, error)
@@ -270,16 +283,17 @@ class ProducerStream:
     def _next_snapshot(self) -> int | None:
         accepted, vbucket = self._accepted, self._accepted.vbucket
         self.changed()  # a later look is compared with what it may read from now on
-        if not self.is_live:
+        state = self._machine.state
+        if state is _DEAD:
             return 0
         if self.position >= accepted.end_seqno and self.position >= self._marker.announced_end:
             self.end(StreamEndStatus.OK)
             return 0
-        if self.state is StreamState.TAKEOVER_WAIT:
+        if state is StreamState.TAKEOVER_WAIT:
             return None
-        if self.state is StreamState.PENDING:
-            self._machine.feed(StreamInput.STARTED)
-        if self.state is StreamState.BACKFILLING and not self._take_slot():
+        if state is StreamState.PENDING:
+            state = self._machine.feed(StreamInput.STARTED)
+        if state is StreamState.BACKFILLING and not self._take_slot():
             return None
         disk_only = bool(accepted.flags & _DISK_ONLY) and self.position < accepted.end_seqno
         history = self._options.change_streams
@@ -389,13 +403,13 @@ class ProducerStream:
             self._preview = None
         return 0
 
-    def _read(self, reading: _SnapshotReading) -> int:
-        """Make a batch of the snapshot's next chunk."""
+    def _read(self, reading: _SnapshotReading) -> int | None:
+        """Make a batch of the snapshot's next chunk, or go on behind its end."""
         snapshot = reading.snapshot
         chunk = snapshot.read(CHUNK_BYTES)
         if chunk is None:
             self._finish(snapshot)
-            return 0
+            return self._next_snapshot() if self._queue.is_empty else 0
         batch = self._shaper.shape(
             chunk,
             skip_deletes=reading.skips_deletes,

@@ -29,7 +29,7 @@ from ...errors import ConnectError, LoginError, RemoteProtocolError, StatusError
 from ...model import MAX_U64
 from ...wire.admin import ClustermapChangeNotification
 from ...wire.codes import ControlKey, DcpOpcode, Feature, Magic, OpenFlag, Status, status_name
-from ...wire.dcp import DcpBufferAck, DcpCloseStream, DcpControl, DcpOpen, DcpStreamRequest
+from ...wire.dcp import DcpBufferAck, DcpControl, DcpOpen, DcpStreamRequest
 from ...wire.header import HEADER, MAX_FRAME, Frame
 from ..flow_control import ReceiveWindow
 from ..handshake import HandshakeResult, Introduction, handshake
@@ -56,6 +56,9 @@ ACK_BYTES = 50 * 1024
 SLACK_BYTES = 32 << 20
 """What may wait here beyond the window, which a server may overshoot by one frame."""
 
+FIRST_STREAMS = 16
+"""So many streams are asked for first: the first change does not wait until the server has begun with all."""
+
 MAX_UNREAD_BYTES = 1 << 20
 """Answers to the server's own requests that have not gone out; no server needs more than a few at a time."""
 
@@ -63,6 +66,7 @@ MAX_FRAME_BEFORE_OPEN = 4 << 20
 """The largest answer of a handshake is a cluster map."""
 
 _LEAST_BLOCK = 256 << 10
+_REQUEST, _CLOSE_STREAM = int(Magic.REQUEST), int(DcpOpcode.CLOSE_STREAM)
 _STREAM_REQUEST, _REQUEST_EXTRAS = int(DcpStreamRequest.OPCODE), DcpStreamRequest.LAYOUTS[0].struct
 _STREAM_REQUESTS = frozenset(
     {DcpOpcode.SNAPSHOT_MARKER, DcpOpcode.STREAM_END, DcpOpcode.SYSTEM_EVENT, DcpOpcode.SEQNO_ADVANCED}
@@ -247,6 +251,14 @@ class DcpReader:
         return self._streams.are_awaited
 
     @property
+    def wants_answer(self) -> bool:
+        """So many streams are asked for, and nothing has come of them, that no more should be asked for
+        before an answer is here.
+        """
+        streams = self._streams
+        return streams.are_unanswered and len(streams.by_opaque) >= FIRST_STREAMS and not self._chunks
+
+    @property
     def is_swamped(self) -> bool:
         """The server sent more than we allowed it to; don't read on before the application has taken some,
         and then say so with `reads_again`.
@@ -364,7 +376,7 @@ class DcpReader:
     ) -> None:
         """Ask for a vbucket's changes from where the stream stands."""
         if not self._streams.by_opaque:
-            self._streams.are_awaited = True
+            self._streams.are_awaited = self._streams.are_unanswered = True
         opaque = self._streams.add(stream)
         position = stream.position
         wanted = position.request_range()
@@ -378,9 +390,7 @@ class DcpReader:
             wanted.end,
         )
         size = len(extras) + len(value)
-        header = HEADER.pack(
-            Magic.REQUEST, _STREAM_REQUEST, 0, len(extras), 0, stream.vbucket, size, opaque, 0
-        )
+        header = HEADER.pack(_REQUEST, _STREAM_REQUEST, 0, len(extras), 0, stream.vbucket, size, opaque, 0)
         request = header + extras + value
         if self.on_wire is not None:
             self.on_wire(True, request)
@@ -390,7 +400,7 @@ class DcpReader:
         """Tell the server to stop; what it still sends for this stream is passed over."""
         opaque = self._streams.retire(vbucket)
         if opaque is not None:
-            self._send(DcpCloseStream(opaque=opaque, vbucket=vbucket).encode())
+            self._out += HEADER.pack(_REQUEST, _CLOSE_STREAM, 0, 0, 0, vbucket, 0, opaque, 0)
 
     def next_chunk(self) -> ReceivedChunk | None:
         """The piece that `next_delivery` will give, if it is good."""
@@ -400,6 +410,7 @@ class DcpReader:
         """The next piece of the streams, checked; give it back with `release` when its bytes are used."""
         if not self._chunks:
             return None
+        self._streams.are_unanswered = False
         delivery = deliver(self._chunks.popleft(), self._streams.by_opaque, self._streams.retired)
         for opaque in delivery.finished:
             self._streams.finished(opaque)

@@ -14,7 +14,7 @@ _LAST_OPAQUE = 0xFFFF_FFF0
 class ReaderStreams:
     """What is requested or open, and what was given up and may still be heard of."""
 
-    __slots__ = ("_next_opaque", "_opaque_of", "are_awaited", "by_opaque", "retired")
+    __slots__ = ("_next_opaque", "_opaque_of", "are_awaited", "are_unanswered", "by_opaque", "retired")
 
     def __init__(self) -> None:
         self.by_opaque: dict[int, Stream] = {}
@@ -22,6 +22,8 @@ class ReaderStreams:
         """Opaques of streams that were given up: what still comes for them is passed over."""
         self.are_awaited = False
         """None has brought a change yet."""
+        self.are_unanswered = False
+        """Nothing that came of them was taken yet, not even an answer."""
         self._opaque_of: dict[int, int] = {}
         self._next_opaque = FIRST_STREAM_OPAQUE
 

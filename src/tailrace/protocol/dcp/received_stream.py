@@ -48,6 +48,11 @@ class Stream:
         default_factory=lambda: Machine(READER_STREAM_TRANSITIONS, ReaderStreamState.CLOSED)
     )
 
+    @property
+    def is_open(self) -> bool:
+        """The server has accepted it, and not ended it."""
+        return self.machine.state is ReaderStreamState.OPEN
+
     def asked(self) -> None:
         """It was requested, on whichever connection: what an earlier one had begun no longer counts."""
         self.machine.feed(ReaderStreamInput.ASKED)

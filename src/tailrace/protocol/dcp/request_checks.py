@@ -49,7 +49,7 @@ def check_request(frame: Frame, host: Host, *, is_open: bool) -> int | None:
     """The stream id of a request, see `stream_id_of`; `MalformedMessage` if the connection is not ready for
     it, or does not go with DCP.
     """
-    if frame.opcode != DcpOpcode.OPEN and not is_open:
+    if not is_open and frame.opcode != DcpOpcode.OPEN:
         raise MalformedMessage("there is no DCP command before Open")
     if frame.opcode == DcpOpcode.FLUSH:
         raise MalformedMessage("no DCP server has this command", Status.NOT_SUPPORTED)

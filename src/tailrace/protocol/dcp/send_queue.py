@@ -60,15 +60,19 @@ class SendQueue:
         self._batch = None
         self._messages.clear()
 
-    def send_into(self, out: list[bytes | memoryview], room: int) -> int:
-        """The next message, or those frames of the batch that begin within ``room`` bytes; their size."""
-        if self._messages:
-            message = self._messages.popleft()
+    def send_into(self, out: list[bytes | memoryview]) -> int:
+        """The messages, then the frames of the batch, that begin where the window has room; their size."""
+        messages, room = self._messages, self._window.room
+        size = count = 0
+        while messages and size < room:
+            message = messages.popleft()
             out.append(message)
-            size, count = len(message), 1
-        else:
-            assert self._batch is not None
-            size, count = self._send_batch(self._batch, out, room)
+            size += len(message)
+            count += 1
+        if self._batch is not None and size < room:
+            frames_size, frames = self._send_batch(self._batch, out, room - size)
+            size += frames_size
+            count += frames
         self._window.sent(size)
         self.sent_messages += count
         self.sent_bytes += size

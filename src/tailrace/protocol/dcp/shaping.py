@@ -18,7 +18,7 @@ A deletion from memory has its delete time here too, where servers send 0.
 from __future__ import annotations
 
 import struct
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -103,16 +103,11 @@ class Shaper:
         self._framing = stream_id_framing(stream_id)
         self._decisions = SyncWriteShaping() if options.sync_writes else None
         self._rewritten, self._rewritten_traits = _rewritten(
-            _Taken(
-                xattrs=options.xattrs,
-                deleted_user_xattrs=options.deleted_user_xattrs,
-                delete_times=options.delete_times,
-                expirations=options.expirations,
-                snappy=options.snappy,
-                no_value=options.no_value,
-                force_compression=options.force_compression,
-                sync_writes=options.sync_writes,
-            )
+            options.features,
+            options.flags,
+            options.expiry_opcode,
+            options.force_compression,
+            options.sync_writes,
         )
 
     def shape(
@@ -254,24 +249,20 @@ def _compressed(value: bytes, datatype: int) -> tuple[bytes, int]:
     return value, datatype
 
 
-class _Taken(NamedTuple):
-    """What a reader takes or wants, as far as it decides which frames have to be made anew."""
-
-    xattrs: bool
-    deleted_user_xattrs: bool
-    delete_times: bool
-    expirations: bool
-    snappy: bool
-    no_value: bool
-    force_compression: bool
-    sync_writes: bool
-
-
-@cache
-def _rewritten(taken: _Taken) -> tuple[npt.NDArray[np.bool_], int]:
-    """For every opcode and datatype, whether such a frame has to be made anew; and the traits without which
-    no frame of a chunk has to be, -1 if any may have to.
+@lru_cache(maxsize=64)
+def _rewritten(
+    features: frozenset[int], flags: int, expiry_opcode: bool, force_compression: bool, sync_writes: bool
+) -> tuple[npt.NDArray[np.bool_], int]:
+    """For every opcode and datatype, whether such a frame has to be made anew for a connection with these
+    options; and the traits without which no frame of a chunk has to be, -1 if any may have to.
     """
+    taken = ConnectionOptions(
+        features,
+        flags=flags,
+        expiry_opcode=expiry_opcode,
+        force_compression=force_compression,
+        sync_writes=sync_writes,
+    )
     table = np.zeros((256, _DATATYPES), np.bool_)
     for bits in range(_DATATYPES):
         datatype = Datatype(bits)

@@ -15,7 +15,7 @@ from ...wire.dcp import (
     DcpSnapshotMarker,
     DcpStreamEnd,
 )
-from ...wire.header import Frame
+from ...wire.header import HEADER
 from .controls import ConnectionOptions
 from .shaping import stream_id_framing
 
@@ -44,15 +44,19 @@ class StreamMessages:
 
     def _frame(self, opcode: int, extras: bytes, extras_length: int | None = None) -> bytes:
         """A message that has nothing but fixed fields, as most have: not worth a `Message`."""
-        return Frame(
-            _FLEX_REQUEST if self._framing else _REQUEST,
+        framing = self._framing
+        header = HEADER.pack(
+            _FLEX_REQUEST if framing else _REQUEST,
             opcode,
-            extras_length=len(extras) if extras_length is None else extras_length,
-            vbucket=self._vbucket,
-            opaque=self._opaque,
-            framing=self._framing,
-            body=extras,
-        ).encode()
+            len(framing) << 8,
+            len(extras) if extras_length is None else extras_length,
+            0,
+            self._vbucket,
+            len(framing) + len(extras),
+            self._opaque,
+            0,
+        )
+        return header + framing + extras
 
     def marker(self, start: int, end: int, flags: int, vbucket: VBucket) -> bytes:
         """A snapshot of a vbucket begins. Which layout: docs/spec/dcp.md#snapshot-marker."""

@@ -15,9 +15,8 @@ from collections.abc import Callable
 
 from ...frames import CHUNK_BYTES
 from ...logs import log_event
-from ...wire.codes import Status, StreamEndStatus
-from ...wire.header import Frame
-from ...wire.message import Response
+from ...wire.codes import Magic, Status, StreamEndStatus
+from ...wire.header import HEADER, Frame
 from ..backfill_slots import BackfillSlots
 from ..extended_errors import status_for_peer
 from ..handler import HandlerSummary, Host
@@ -29,6 +28,7 @@ __all__ = ["StreamProducer"]
 
 _DISK_IS_SHORT = 0.9
 _JOINED_BYTES = 64 << 10
+_RESPONSE = int(Magic.RESPONSE)
 
 _log = logging.getLogger(__name__)
 
@@ -96,19 +96,12 @@ class StreamProducer:
         self, frame: Frame, status: int = Status.SUCCESS, value: bytes = b"", *, json: bool = False
     ) -> None:
         """An answer to a request, with what was asked for or why it is refused."""
-        told = status_for_peer(status, frame.opcode, self._host.features)
+        told = status_for_peer(status, frame.opcode, self._host.features) if status else status
         if told is None:
             self._disconnect(f"status 0x{status:02x} for a peer without extended errors")
             return
-        answer = Frame(
-            magic=Response.MAGIC,
-            opcode=frame.opcode,
-            datatype=int(json),
-            vbucket=told,
-            opaque=frame.opaque,
-            body=value,
-        )
-        self._answers.append(answer.encode())
+        header = HEADER.pack(_RESPONSE, frame.opcode, 0, 0, json, told, len(value), frame.opaque, 0)
+        self._answers.append(header + value)
 
     def _not_my_vbucket(self, frame: Frame) -> None:
         value, datatype = self._host.not_my_vbucket()

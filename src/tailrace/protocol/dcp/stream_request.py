@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...errors import MalformedMessage, RemoteProtocolError
 from ...history import rollback_seqno
 from ...model import MAX_U64, Position
-from ...wire.codes import AddStreamFlag, Status, VBucketState
+from ...wire.codes import AddStreamFlag, Magic, Status, VBucketState
 from ...wire.dcp import DcpStreamRequest
+from ...wire.header import Frame
 from ..stream_filter import StreamFilter, StreamValue, parse_stream_value
 from .controls import ConnectionOptions
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ...store.base import VBucket
     from ..handler import Host
 
-__all__ = ["Accepted", "StreamRefused", "decide"]
+__all__ = ["Accepted", "StreamRefused", "decide", "decode_request"]
 
 # plain, as in `controls`
 _CACHE_TRANSFER = int(AddStreamFlag.CACHE_TRANSFER)
@@ -33,6 +34,7 @@ _DISK_ONLY = int(AddStreamFlag.DISK_ONLY)
 _TO_LATEST = int(AddStreamFlag.TO_LATEST)
 _ACTIVE_VB_ONLY = int(AddStreamFlag.ACTIVE_VB_ONLY)
 _NO_VALUE = StreamValue()
+_EXTRAS = DcpStreamRequest.LAYOUTS[0].struct
 
 
 class StreamRefused(RemoteProtocolError):
@@ -70,6 +72,31 @@ def _filtered_high(filter_: StreamFilter, vbucket: VBucket) -> int | None:
     """The last seqno of what a filtered stream asks for; None if it has no filter."""
     collections = filter_.collections
     return None if collections is None or filter_.is_legacy else vbucket.collection_high_seqno(collections)
+
+
+def decode_request(frame: Frame) -> DcpStreamRequest:
+    """As `DcpStreamRequest.decode`. A request that has nothing but its extras, as most of a thousand have, is
+    made without a table of its fields: that takes a third of the time.
+    """
+    body = frame.body
+    is_plain = frame.magic == Magic.REQUEST and not frame.datatype
+    if not is_plain or not len(body) == frame.extras_length == _EXTRAS.size:
+        return DcpStreamRequest.decode(frame)
+    flags, reserved, start, end, vb_uuid, snapshot_start, snapshot_end = _EXTRAS.unpack(body)
+    request = DcpStreamRequest(
+        vbucket=frame.vbucket,
+        opaque=frame.opaque,
+        cas=frame.cas,
+        flags=flags,
+        reserved=reserved,
+        start_seqno=start,
+        end_seqno=end,
+        vb_uuid=vb_uuid,
+        snapshot_start=snapshot_start,
+        snapshot_end=snapshot_end,
+    )
+    request.check_fields()
+    return request
 
 
 def decide(

@@ -148,7 +148,7 @@ class _UprProducer(StreamProducer):
             request.key,
         )
         self._streams[vbucket.id, 0] = stream
-        stream.set_ready()
+        stream.start()
 
     def _live_stream(self, vbucket: int) -> UprStream | None:
         stream = self._streams.get((vbucket, 0))
