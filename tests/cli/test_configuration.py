@@ -114,6 +114,7 @@ def test_a_second_name_of_an_option_is_not_printed(run: Run, file: Path) -> None
             "start of [cluster] in {file} has 'node', which is no option; you may mean 'nodes'",
         ),
         ("[serve]\nport = 'x'\n", "port of [serve]: 'x' is no whole number"),
+        ("prot = 1\n", "{file} has 'prot', which is no option of any command; you may mean 'port'"),
         ("[serve\n", "the configuration {file} is not TOML"),
     ],
 )

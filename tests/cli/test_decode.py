@@ -14,6 +14,7 @@ import pytest
 from captures import CLIENT, LINKS, SERVER, Talk, pcap_file, pcapng_file
 from tailrace import pcap
 from tailrace.cli import main
+from tailrace.client.recording import MAGIC
 from tailrace.wire import admin, dcp, upr
 from vectors.corpus import vectors
 from vectors.seed_drawings import DRAWN
@@ -146,6 +147,7 @@ def test_raw_bytes_that_look_like_text_can_be_forced(decode: Any) -> None:
         (b"hello", [], 1, "line 1 is no hex: 'hello'"),
         (b"805", [], 1, "3 hex digits, a byte needs two"),
         (b"\x1f\x8b\x08\0", [], 1, "compressed with gzip"),
+        (MAGIC + b"{}\n\x80\0", [], 1, "a recording, serve it with 'tailrace replay'"),
         (b"8050", ["--port", "11210"], 2, "--port chooses conversations of a capture"),
         (b"8050", ["--port", "0"], 2, "0 is out of range"),
         (b"8050", ["--dialect", "dcp2"], 2, "'dcp2' is not one of"),

@@ -250,7 +250,7 @@ def test_ctrl_c_is_130_without_a_word(add_command: object, capsys: pytest.Captur
 # signals and pipes, with a process of their own
 
 PROBE = """
-    import asyncio, sys, time, types
+    import asyncio, signal, sys, time, types
     from tailrace.cli import common, main
 
     @common.command("probe", example="tailrace probe")
@@ -296,6 +296,38 @@ def test_signals_end_a_client_command_cleanly(body: str, number: signal.Signals,
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err.strip()) == (code, "cleaned up\n", "")
+
+
+DROPPED = """
+    import weakref
+
+    class Module: pass
+
+    module = Module()
+    number = {number}
+    # importlib has callbacks like this one
+    lock = weakref.ref(module, lambda _: signal.raise_signal(number))
+    del module
+    try:
+        print("ready", flush=True)
+        for _ in range(600):
+            time.sleep(0.1)  # as above
+    finally:
+        time.sleep(0.5)  # it comes once
+        print("cleaned up", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_that_the_interpreter_drops_comes_again(number: signal.Signals, code: int) -> None:
+    body = textwrap.indent(textwrap.dedent(DROPPED.format(number=int(number))), " " * 8)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROBE.format(body=body.strip()))],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (code, "ready\ncleaned up\n", "")
 
 
 EARLY = """

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+import quick_java
 from spark.too_slow import PATIENT
 from tailrace.spark.spark_session import prepare_environment
 
@@ -63,9 +64,9 @@ def cluster(directory: Path, hidden: Sequence[Path] | None = None) -> Iterator[s
             *_hiding(hidden or ()),
             str(java),
             "-cp",
-            f"{home}/jars/*",
+            f"{next(home.glob('jars/slf4j-api-*.jar'))}:{home}/jars/*",  # in the order of Spark's own scripts
             "-Xmx256m",
-            *QUICK,
+            *quick_java.OPTIONS,
             *OPENED,
             *arguments,
         ]
@@ -97,13 +98,12 @@ def _hiding(folders: Sequence[Path]) -> list[str]:
     return ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
 
 
-QUICK = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
 SETTINGS = [
     "--conf=spark.ui.enabled=false",
     "--conf=spark.log.level=ERROR",
     "--conf=spark.executor.memory=512m",
-    f"--conf=spark.driver.extraJavaOptions={' '.join(QUICK)}",
-    f"--conf=spark.executor.extraJavaOptions={' '.join(QUICK)}",
+    f"--conf=spark.driver.extraJavaOptions={shlex.join(quick_java.OPTIONS)}",
+    f"--conf=spark.executor.extraJavaOptions={shlex.join(quick_java.OPTIONS)}",
     *(f"--conf={name}={value}" for name, value in PATIENT.items()),
 ]
 OPENED = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,8 @@ def test_the_demo_loses_changes_repairs_itself_and_proves_it(tmp_path: Path) -> 
     version = re.findall(r"at version (\d+)", done.stdout)[0]
     assert f">{version}</text>" in page.partition("<h2>Table version</h2>")[2]
     assert "Try next" in done.stdout
+    activate = Path(sys.executable).with_name("activate")
+    assert (f". {activate}" in done.stdout) == (shutil.which("tailrace") is None and activate.exists())
     # what was lost is named, in both places, with the same figures
     assert "the failover took 96 changes back" in done.stdout
     assert "and is gone" in done.stdout and " again\n" in done.stdout

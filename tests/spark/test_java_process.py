@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from tailrace.cli.common import ProgramRun
 from tailrace.cli.main import _report
 from tailrace.cli.spark_options import explained_query_error
 from tailrace.errors import SparkLost
+from tailrace.spark import java_process
 from tailrace.spark.java_process import lost_java
 from tailrace.spark.rounds.mirror import _is_passing
 
@@ -55,6 +57,32 @@ def test_a_command_names_it_wherever_it_is_noticed(
     said = capsys.readouterr().err
     assert "Spark's Java process was killed (SIGKILL)" in said
     assert said.count("\n") == 1
+
+
+def test_one_that_is_just_ending_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connections are closed before anybody can ask how it ended."""
+    process = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    monkeypatch.setattr(java_process, "_ENDING_S", 60.0)
+    monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
+    assert "was killed (SIGKILL)" in str(lost_java(refused_by_java()))
+
+
+def test_one_that_ended_by_itself_has_said_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(java_process, "_stderr", [])
+    with tempfile.TemporaryFile() as stderr:
+        said = (
+            "ERROR JavaUtils: Failed to create directory /x/blockmgr-1\n"
+            "java.nio.file.FileSystemException: /x/blockmgr-1: No space left on device\n"
+            "\tat java.base/sun.nio.fs.UnixException: nothing for people\n"
+            "26/11/18 15:56:42 ERROR DiskBlockManager: Failed to create any local dir.\n"
+        )
+        code = f"import sys; sys.stderr.write({said!r}); sys.exit(53)"
+        process = subprocess.Popen([sys.executable, "-c", code], stderr=stderr)
+        process.wait()
+        java_process.listen_to(stderr)
+        monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
+        why = "java.nio.file.FileSystemException: /x/blockmgr-1: No space left on device"
+        assert f"ended with 53 ({why}); start again when" in str(lost_java(refused_by_java()))
 
 
 def test_what_java_said_last_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,13 @@ def test_the_dip_is_to_be_seen() -> None:
     assert table[2] == table[4] == highest < table[3] < table[1] < table[0]
 
 
+def test_a_phone_shows_it_as_wide_as_it_is() -> None:
+    made = Page(render(samples(1, 2), [], title="t", summary="s", lost=[LostChange("k", 0, 1, "a", "b")]))
+    named = [attributes.get("name") for tag, attributes in made.elements if tag == "meta"]
+    assert "viewport" in named
+    assert ("div", {"class": "wide"}) in made.elements, "the table of what was lost moves in itself"
+
+
 def test_nothing_is_loaded_from_elsewhere() -> None:
     text = render(samples(1, 2, 3), [Moment(0.1, "x")], title="t", summary="s")
     assert not re.search(r"https?:|//|src=|href=|@import|url\(|<script|<link", text)

@@ -92,3 +92,49 @@ def test_a_mirror_that_starts_takes_its_java_along(tmp_path: Path, number: int, 
         while is_alive(java):
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def test_a_mirror_whose_java_is_killed_says_so_in_one_line(tmp_path: Path) -> None:
+    """As the system does when it runs out of memory. Spark's server for accumulators wrote a traceback, and a
+    mirror that had nothing to do went on without a Java.
+    """
+    table = str(tmp_path / "table")
+    settings = [text for name, value in PATIENT.items() for text in ("--conf", f"{name}={value}")]
+    with (
+        tailrace.testing.node(vbuckets=4) as node,
+        subprocess.Popen(
+            [sys.executable, "-m", "tailrace", "mirror", node.url, table, "--json", *settings],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as mirror,
+    ):
+        for n in range(2_000):
+            node.set(f"k{n}", {"n": n})
+        assert mirror.stdout is not None and mirror.stdout.readline()
+        java = java_below(mirror.pid)
+        assert java is not None
+        os.kill(java, signal.SIGKILL)
+        said = mirror.communicate(timeout=300)[1]
+    assert mirror.returncode == 1, said
+    *_, last = lines = said.splitlines()
+    assert last.startswith("tailrace: error: Spark's Java process was killed (SIGKILL); start again"), said
+    assert all(line.startswith("tailrace: ") for line in lines), said
+
+
+def test_a_java_that_can_not_work_says_why(tmp_path: Path) -> None:
+    """It ends by itself where it can't make its folder; that was said to be a lack of memory."""
+    (tmp_path / "file").touch()
+    settings = ["--once", "--conf", f"spark.local.dir={tmp_path}/file/work"]
+    with tailrace.testing.node(vbuckets=4) as node:
+        done = subprocess.run(
+            [sys.executable, "-m", "tailrace", "mirror", node.url, str(tmp_path / "table"), *settings],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("tailrace: error: Spark's Java process ended with 53 (java.")
+    assert f"{tmp_path}/file" in done.stderr and done.stderr.count("\n") == 1

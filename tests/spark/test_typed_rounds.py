@@ -171,12 +171,12 @@ def test_more_columns_can_be_asked_for_and_filled(node: Any, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("first", "then", "problem"),
     [
-        ({"schema": "a INT"}, {"schema": "a STRING"}, "has a as INT, not STRING; leave out --schema"),
-        ({"schema": "a INT"}, {"value_column": False}, "leave out --no-value-column"),
-        ({}, {"schema": "a INT"}, "is not typed; leave out --schema"),
-        ({}, {"schema": "infer"}, "is not typed; leave out --schema"),
-        (None, {"value_column": False}, "--no-value-column is for typed tables"),
-        (None, {"evolve": True}, "--evolve is for typed tables"),
+        ({"schema": "a INT"}, {"schema": "a STRING"}, "has a as INT, not STRING; leave out the schema"),
+        ({"schema": "a INT"}, {"value_column": False}, "can't be taken away; go on with it"),
+        ({}, {"schema": "a INT"}, "is not typed; leave out the schema"),
+        ({}, {"schema": "infer"}, "is not typed; leave out the schema"),
+        (None, {"value_column": False}, "leaving the value column out is for typed tables; give a schema"),
+        (None, {"evolve": True}, "columns for new fields are for typed tables; give a schema"),
         (None, {"schema": " "}, "the schema is empty"),
         (None, {"schema": "a TEXT"}, "there is no type TEXT"),
     ],
@@ -190,6 +190,7 @@ def test_a_schema_that_can_not_be_is_said_in_one_line(
     with pytest.raises(UsageError, match=problem) as raised:
         built(node, path, **then)
     assert "\n" not in str(raised.value)
+    assert "--" not in str(raised.value)  # who calls from Python has no options
 
 
 def test_a_rollback_across_a_change_of_the_columns(node: Any, tmp_path: Path) -> None:

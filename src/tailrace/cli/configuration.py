@@ -52,11 +52,15 @@ def configure(program: click.Context, name: str, path: Path) -> Section:
     content, names = read(path), program.command.list_commands(program)
     check_sections(content, names, path)
     program.default_map = {}
+    known: set[str] = set()
     for wanted in names if name == "config" else (name,):
         command = program.command.get_command(program, wanted)
         assert command is not None
         assert command.name is not None
         program.default_map[command.name] = default_map(content, command, command.name, path)
+        known |= _all_names(command)
+    if name == "config":  # who runs a command does not wait until all are loaded
+        _check_common(content, known, path)
     return dict(program.default_map.get(name, {}))
 
 
@@ -89,6 +93,20 @@ def _for(command: click.Command, common: Section, section: Section, where: str) 
 def _names(command: click.Command) -> dict[str, click.Parameter]:
     """The parameters of a command by the names that a file has for them."""
     return {_name(parameter): parameter for parameter in command.params if is_setting(parameter)}
+
+
+def _all_names(command: click.Command) -> set[str]:
+    """With those of the commands below it."""
+    members = command.commands.values() if isinstance(command, click.Group) else ()
+    return set(_names(command)).union(*map(_all_names, members))
+
+
+def _check_common(content: Mapping[str, Any], known: set[str], path: Path) -> None:
+    """Raise if something above all tables is for nobody."""
+    for key, value in content.items():
+        if not isinstance(value, dict) and key not in known:
+            hint = _hint(key, sorted(known)) if difflib.get_close_matches(key, known, 1) else ""
+            raise UsageError(f"{str(path)!r} has {key!r}, which is no option of any command{hint}")
 
 
 def is_setting(parameter: click.Parameter) -> bool:

@@ -13,6 +13,7 @@ from typing import IO, Any
 import click
 
 from .. import hexdump, pcap
+from ..client.recording import MAGIC
 from ..errors import FramingError, InputError, UsageError
 from ..units import format_size
 from ..wire.describe import Description
@@ -152,6 +153,8 @@ def _packets(data: bytes, form: str) -> list[tuple[str, bytes]]:
         raise InputError("the input is empty, give hex, raw bytes or a capture")
     if data[:2] == b"\x1f\x8b":
         raise InputError("the input is compressed with gzip, unpack it first")
+    if data.startswith(MAGIC):
+        raise InputError("the input is a recording, serve it with 'tailrace replay' and read it from there")
     if form == "raw" or (form == "auto" and not _is_text(data)):
         return [("", data)]
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -377,12 +379,20 @@ class _Demo:
         click.echo(f"report: {report}")
         click.echo(f"table:  {self.table}")
         click.echo(
-            "\nTry next:\n"
-            "  tailrace serve                                            # a node of your own\n"
+            f"\nTry next:\n{_way_to_the_command()}"
+            "  tailrace serve                                            # a node; then, beside it:\n"
             "  tailrace load couchbase://127.0.0.1 --docs 100000         # documents in it\n"
             "  tailrace tail couchbase://127.0.0.1 --from now            # watch it change\n"
             "  tailrace mirror couchbase://127.0.0.1 ./people            # and keep a table in step"
         )
+
+
+def _way_to_the_command() -> str:
+    """`make demo` installs into an environment that the shell does not know yet."""
+    activate = Path(sys.executable).with_name("activate")
+    if shutil.which("tailrace") is not None or not activate.exists():
+        return ""
+    return f"  {f'. {shlex.quote(str(activate))}':57} # so that the shell finds tailrace\n"
 
 
 def _first(lost: list[LostChange], *, is_gone: bool) -> list[LostChange]:

@@ -326,9 +326,16 @@ def _open_what_is_closed() -> None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
 
 
+_AGAIN_S = 0.01
+
+
 @contextlib.contextmanager
 def _sigterm_ends_with_0() -> Iterator[None]:
-    """While the block runs, SIGTERM unwinds the program as `SystemExit`; asyncio lets that one through."""
+    """While the block runs, SIGTERM unwinds the program as `SystemExit`; asyncio lets that one through.
+
+    What is raised in the callback of a weak reference or in a ``__del__`` unwinds nothing, the interpreter
+    drops it; and importlib has such callbacks. A signal that this happens to comes again.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set signal handlers
         return
@@ -336,10 +343,21 @@ def _sigterm_ends_with_0() -> Iterator[None]:
     def end(_number: int, _frame: FrameType | None) -> NoReturn:
         raise SystemExit(DONE)
 
+    def dropped(what: sys.UnraisableHookArgs) -> None:
+        if issubclass(what.exc_type, KeyboardInterrupt | SystemExit):
+            number = signal.SIGINT if issubclass(what.exc_type, KeyboardInterrupt) else signal.SIGTERM
+            again = threading.Timer(_AGAIN_S, os.kill, [os.getpid(), number])  # here it would be dropped, too
+            again.daemon = True
+            again.start()
+        else:
+            hook_before(what)
+
     before = signal.signal(signal.SIGTERM, end)
+    hook_before, sys.unraisablehook = sys.unraisablehook, dropped
     try:
         yield
     finally:
+        sys.unraisablehook = hook_before
         signal.signal(signal.SIGTERM, before)
 
 

@@ -186,6 +186,7 @@ def command(
         open_spark(master, conf, name="tailrace mirror") as spark,
     ):
         from ..spark.api import prepare_mirror
+        from ..spark.java_process import check_java
 
         view = _View(figures, bar, metrics_file, as_json=as_json)
 
@@ -223,6 +224,7 @@ def command(
             try:
                 while not received and not handle.awaitTermination(1):
                     view.wait(handle.status)
+                    check_java()
             except Exception as error:
                 if not received:  # a signal has reached Java too, and it is gone
                     raise explained_query_error(error) from error

@@ -9,7 +9,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -115,12 +115,14 @@ def open_spark(master: str | None, conf: tuple[str, ...], *, name: str) -> Itera
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     prepare_environment()
-    with tempfile.TemporaryFile() as said, contextlib.nullcontext() if debug else _quiet_python():
+    with contextlib.nullcontext() if debug else _quiet_python():
         if not debug and "SPARK_REMOTE" not in os.environ:
             with _signals_wait():
-                _start_quiet_java(settings, said)
+                _start_quiet_java(settings)
         with _own_interrupt_handler():
             spark = session(name, master=master, **settings)
+        if not debug:
+            _quiet_accumulators()
         try:
             yield spark
         finally:
@@ -191,7 +193,17 @@ def java_may_be_gone() -> Iterator[None]:
         yield
 
 
-def _start_quiet_java(settings: Mapping[str, str], said: IO[bytes]) -> None:
+def _quiet_accumulators() -> None:
+    """Spark's server for accumulators writes the traceback of a Java that is gone; an error says that."""
+    import pyspark
+
+    context = getattr(getattr(pyspark, "SparkContext", None), "_active_spark_context", None)
+    server = getattr(context, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda _request, _client: None
+
+
+def _start_quiet_java(settings: Mapping[str, str]) -> None:
     """Start Spark's Java with its stderr in a file: no logging configuration is early enough to keep the
     warnings of Java, and of the Python workers below it, off the terminal.
     """
@@ -199,8 +211,12 @@ def _start_quiet_java(settings: Mapping[str, str], said: IO[bytes]) -> None:
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 
+    from ..spark.java_process import listen_to
+
     if SparkContext._gateway is not None:
         return
+    said = tempfile.TemporaryFile()  # noqa: SIM115
+    listen_to(said)
     try:
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         # a signal to our process group (`timeout`, a shell's `kill %1`) must not reach Java: we stop it
@@ -209,7 +225,7 @@ def _start_quiet_java(settings: Mapping[str, str], said: IO[bytes]) -> None:
     except PySparkRuntimeError as error:
         said.seek(0)
         lines = said.read().decode(errors="replace").strip().splitlines()
-        why = next((line.strip() for line in lines if "rror" in line), str(error))
+        why = next((line.strip() for line in lines if "rror" in line), str(error).rstrip("."))
         raise TailraceError(f"Java did not start for Spark: {why}, see --debug for all of it") from error
     SparkContext._ensure_initialized(gateway=gateway)
 

@@ -2,26 +2,88 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+import subprocess
 import traceback
 from collections.abc import Iterator
+from typing import IO
 
 from ..errors import SparkLost
 
-__all__ = ["lost_java"]
+__all__ = ["check_java", "listen_to", "lost_java"]
+
+_ENDING_S = 1.0
+"""The connections of a process that ends are closed before anybody can ask how it ended."""
+_REASON = re.compile(
+    rb"^(?:Caused by: |Exception in thread .*? )?(java[\w.$]*(?:Error|Exception): \S.*)", re.MULTILINE
+)
+_READ, _SHOWN = 1 << 16, 300
 
 _NETWORK_ERRORS = ("Py4JNetworkError", "AnswerNotReceived")
 """Of py4j, by their names: where there is a remote session only, py4j is not installed."""
+
+
+_stderr: list[IO[bytes]] = []
+
+
+def listen_to(stderr: IO[bytes]) -> None:
+    """Say which file Java's stderr is; it stays open, for Java goes on as long as this program does."""
+    _stderr[:] = [stderr]
 
 
 def lost_java(error: BaseException) -> SparkLost | None:
     """What to say of an error that means that Spark's Java process does not answer; None for any other."""
     if not any(_is_of_the_gateway(inner) for inner in _chain(error)):
         return None
+    return _lost()
+
+
+def check_java() -> None:
+    """Raise if the Java that this process started has ended: without a job for it nobody would notice."""
+    process = _process()
+    if process is not None and process.poll() is not None:
+        raise _lost()
+
+
+def _lost() -> SparkLost:
+    """With how it ended, if this process started it, and why, if it has said so."""
+    process = _process()
+    try:
+        code = None if process is None else process.wait(_ENDING_S)
+    except subprocess.TimeoutExpired:
+        code = None
+    if code is None:
+        end = "does not answer any more"
+    elif code < 0:
+        end = f"was killed ({signal.Signals(-code).name})"
+    elif reason := _last_words():
+        return SparkLost(
+            f"Spark's Java process ended with {code} ({reason}); start again when that is mended, nothing "
+            "that was committed is lost"
+        )
+    else:
+        end = f"ended with {code}"
     return SparkLost(
-        f"Spark's Java process {_end_of_java()}; start again, nothing that was committed is lost. If the "
-        "system ran out of memory, give Spark less (spark.driver.memory) or the machine more"
+        f"Spark's Java process {end}; start again, nothing that was committed is lost. If the system ran out "
+        "of memory, give Spark less (spark.driver.memory) or the machine more"
     )
+
+
+def _process() -> subprocess.Popen[bytes] | None:
+    import pyspark
+
+    context = getattr(pyspark, "SparkContext", None)  # the client of Spark Connect alone has none
+    return getattr(getattr(context, "_gateway", None), "proc", None)
+
+
+def _last_words() -> str:
+    for stderr in _stderr:
+        stderr.seek(max(0, os.fstat(stderr.fileno()).st_size - _READ))
+        if reasons := _REASON.findall(stderr.read()):
+            return str(reasons[-1].decode(errors="replace")[:_SHOWN])
+    return ""
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -41,16 +103,3 @@ def _is_of_the_gateway(error: BaseException) -> bool:
     return isinstance(error, OSError | EOFError) and any(
         str(frame.f_globals.get("__name__", "")).startswith("py4j.") for frame, _ in frames
     )
-
-
-def _end_of_java() -> str:
-    """How it ended, if this process started it."""
-    from pyspark import SparkContext
-
-    process = getattr(SparkContext._gateway, "proc", None)
-    code = None if process is None else process.poll()
-    if code is None:
-        return "does not answer any more"
-    if code < 0:
-        return f"was killed ({signal.Signals(-code).name})"
-    return f"ended with {code}"

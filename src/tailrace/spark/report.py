@@ -84,7 +84,8 @@ def render(
         for moment in moments
     )
     return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1"><title>{html.escape(title)}</title>
 <style>
  body {{ font: 15px/1.5 system-ui, sans-serif; color: #1f2933; max-width: 920px;
    margin: 2rem auto; padding: 0 1rem }}
@@ -99,7 +100,7 @@ def render(
  @media (prefers-color-scheme: dark) {{ body {{ background: #16191d; color: #dde2e8 }} .summary, tr.back td {{
    background: #24303a; border-color: #3b4a57 }} svg text {{ fill: #b6c0cb }}
    td, th {{ border-color: #333b44 }} }}
- svg {{ width: 100%; height: auto }}
+ svg {{ width: 100%; height: auto }} .wide {{ overflow-x: auto }}
 </style></head><body>
 <h1>{html.escape(title)}</h1>
 <p class="summary">{html.escape(summary)}</p>
@@ -167,7 +168,7 @@ def _lost_changes(lost: Sequence[LostChange]) -> str:
     )
     return (
         f'<h2>What the failover took back</h2><p class="about">{about}</p>'
-        f"<table><tr>{head}</tr>{rows}</table>{more}"
+        f'<div class="wide"><table><tr>{head}</tr>{rows}</table></div>{more}'
     )
 
 

@@ -53,6 +53,10 @@ class UnaskedVBuckets:
         self._since: dict[int, float] = {}
         self._say_at = 0.0
 
+    def since(self) -> float | None:
+        """When the first of them could not be asked any more."""
+        return min(self._since.values(), default=None)
+
     def note(self, unasked: Mapping[int, str], now: float) -> None:
         """By vbucket: why it can't be asked."""
         if not self._since:
@@ -157,16 +161,19 @@ class BucketWatch:
         """Ask, again and again while the bucket can't be reached, for as long as the options allow."""
         backoff = Backoff(dice())
         while True:
+            is_new = self._source is None
             try:
                 answer = question(self._open())
             except ConnectError as error:
                 self.close()
                 now = self._clock.monotonic()
                 if self._silent_since is None:
-                    self._silent_since = now
+                    since = self._waiting.since()
+                    self._silent_since = now if since is None else since
                 if isinstance(error, LoginError):
                     raise
-                if now - self._silent_since >= self._options.retry_for_s:
+                # a source that gave up knew the nodes of its time: others may be found at the seeds
+                if is_new and now - self._silent_since >= self._options.retry_for_s:
                     raise OutOfReach(str(error)) from None
                 self._on_trouble(f"the bucket can't be reached: {error}")
                 if self._wait(backoff.next_s()):

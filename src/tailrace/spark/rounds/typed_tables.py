@@ -62,8 +62,8 @@ class TypedWish:
             return None
         if not self.value_column and columns.keep_value:
             raise UsageError(
-                f"the table at {held.uri} has a value column, which can't be taken away; leave out "
-                "--no-value-column, or give another path to make a new table beside it"
+                f"the table at {held.uri} has a value column, which can't be taken away; go on with "
+                "it, or give another path to make a new table beside it"
             )
         if self.evolve is not None:
             columns = replace(columns, evolve=self.evolve)
@@ -76,7 +76,7 @@ class TypedWish:
             if kind is not None and not is_part(field.type, extended_type(kind, field.type)):
                 raise UsageError(
                     f"the table at {held.uri} has {field.name} as {format_type(kind)}, not "
-                    f"{format_type(field.type)}; leave out --schema to go on with the columns that it has, "
+                    f"{format_type(field.type)}; leave out the schema to go on with the columns that it has, "
                     "or give another path to make a new table beside it"
                 )
         return columns.joined([asked])
@@ -85,16 +85,14 @@ class TypedWish:
         if self.schema is not None:
             return DocumentColumns.from_text(self.schema, evolve=self.evolve, keep_value=self.value_column)
         if not self.value_column or self.evolve is not None:
-            option = "--evolve" if self.value_column else "--no-value-column"
-            raise UsageError(
-                f"{option} is for typed tables; give --schema with the columns, or --schema infer"
-            )
+            asked = "columns for new fields are" if self.value_column else "leaving the value column out is"
+            raise UsageError(f"{asked} for typed tables; give a schema: the columns, or infer")
         return None
 
     def _check_untyped(self, held: Table) -> None:
         if self.schema is not None or not self.value_column or self.evolve is not None:
             raise UsageError(
-                f"the table at {held.uri} is not typed; leave out --schema to go on with it as it is, or "
+                f"the table at {held.uri} is not typed; leave out the schema to go on with it as it is, or "
                 "give another path to make a typed table beside it"
             )
 
