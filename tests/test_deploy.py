@@ -62,6 +62,23 @@ def test_labels_that_are_shown_exist() -> None:
         assert set(re.findall(r"\{\{ *(\w+) *\}\}", shown)) <= labels, expression
 
 
+def test_a_figure_at_the_top_says_by_its_colour_whether_it_is_well() -> None:
+    """Without steps of our own Grafana takes its own: green up to 80, of lost changes too."""
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    shown = {panel["title"]: panel["fieldConfig"]["defaults"] for panel in panels if panel["type"] == "stat"}
+    steps = {
+        title: [(step["color"], step["value"]) for step in shown[title]["thresholds"]["steps"]]
+        for title in shown
+        if "color" not in shown[title]
+    }
+    assert set(shown) - set(steps) == {"Changes behind"}, "how many are too many depends on the bucket"
+    assert all(colours[0] == ("green", None) for colours in steps.values())
+    assert steps["Changes lost in 15 minutes"][-1] == ("red", 0.5)
+    assert steps["Rows taken back in 15 minutes"][-1] == ("orange", 0.5)
+    (alert,) = re.findall(r"tailrace_mirror_lag_seconds > (\d+)", ALERTS.read_text())
+    assert steps["Lag of tables"][-1] == ("red", int(alert))
+
+
 def commands_in(text: str) -> list[list[str]]:
     """The command lines of our program."""
     joined = " ".join(text.split())

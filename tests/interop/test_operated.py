@@ -6,15 +6,20 @@ metrics; and table and bucket are equal afterwards.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from interop.test_pages_in_chromium import CHROMIUM, browse
 from interop.test_prometheus import DEPLOY, PATIENCE_S, get, wait_for
@@ -56,17 +61,35 @@ def events_in(log: Path, kind: str) -> list[dict[str, object]]:
     return [event for event in map(json.loads, lines) if event.get("event") == kind]
 
 
+def queries() -> list[str]:
+    """Everything that the dashboard draws or marks, and each side of what the alert rules compare."""
+    board = json.loads((DEPLOY.parent / "grafana" / "tailrace.json").read_text())
+    drawn = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    marked = [mark["target"]["expr"] for mark in board["annotations"]["list"]]
+    rules = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]
+    watched = [rule["expr"] for group in rules for rule in group["rules"]]
+    sides = [
+        side
+        for expression in (*marked, *watched)
+        for side in re.split(r" (?:and|[<>]=?|==) ", expression)
+        if not side.replace(".", "").isdigit()
+    ]
+    assert len(drawn) > 30 and len(marked) == 2 and len(sides) > 15
+    return list(dict.fromkeys(drawn + sides))
+
+
 def test_a_failover_is_seen_by_whoever_looks(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "tailrace"]
     ready, table = tmp_path / "ready.json", tmp_path / "people"
-    logs = {name: tmp_path / f"{name}.log" for name in ("node", "mirror", "prometheus")}
+    logs = {name: tmp_path / f"{name}.log" for name in ("node", "mirror", "reader", "prometheus")}
     quick = (DEPLOY / "alerts.yml").read_text().replace("[15m]", "[20s]")  # the rules, in a shorter time
     (tmp_path / "alerts.yml").write_text(quick)
-    ports = ReservedPort(), ReservedPort()
-    listen, mirror_http = (f"127.0.0.1:{port.number}" for port in ports)
+    ports = ReservedPort(), ReservedPort(), ReservedPort()
+    listen, mirror_http, reader_http = (f"127.0.0.1:{port.number}" for port in ports)
     with ExitStack() as stack:
-        node = [*program, "serve", "--memory", "--port", "0", "--vbuckets", VBUCKETS, "--http-port", "0"]
-        node += ["--fault-token", "letmein", "--ready-file", ready, "--log-level", "info", "--log-json"]
+        node = [*program, "serve", "--data", tmp_path / "data", "--port", "0", "--vbuckets", VBUCKETS]
+        node += ["--http-port", "0", "--fault-token", "letmein", "--ready-file", ready]
+        node += ["--log-level", "info", "--log-json"]
         stack.enter_context(running(logs["node"], *node))
         wait_for(ready.exists)
         told = json.loads(ready.read_text())
@@ -76,19 +99,31 @@ def test_a_failover_is_seen_by_whoever_looks(tmp_path: Path) -> None:
         mirror = [*program, "mirror", url, table, "--http-port", ports[1].number]
         ports[1].close()
         stack.enter_context(running(logs["mirror"], *mirror, "--log-level", "info", "--log-json"))
+        reader = [*program, "tail", url, "--http-port", ports[2].number]
+        ports[2].close()
+        stack.enter_context(running(logs["reader"], *reader))
         (tmp_path / "prometheus.yml").write_text(
             "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
             "rule_files: [alerts.yml]\nscrape_configs:\n"
             f"- {{job_name: tailrace-node, static_configs: [{{targets: ['{node_http}']}}]}}\n"
             f"- {{job_name: tailrace-mirror, static_configs: [{{targets: ['{mirror_http}']}}]}}\n"
+            f"- {{job_name: tailrace-reader, static_configs: [{{targets: ['{reader_http}']}}]}}\n"
         )
         ports[0].close()
         prometheus = ["prometheus", f"--config.file={tmp_path}/prometheus.yml"]
-        prometheus += [f"--web.listen-address={listen}", f"--storage.tsdb.path={tmp_path}/data"]
+        prometheus += [f"--web.listen-address={listen}", f"--storage.tsdb.path={tmp_path}/series"]
         stack.enter_context(running(logs["prometheus"], *prometheus))
 
+        def answer_to(query: str) -> list[Any]:
+            answer = get(f"http://{listen}/api/v1/query?query={urllib.parse.quote(query)}")
+            result: list[Any] = answer["data"]["result"]
+            return result
+
+        def has_data(query: str) -> bool:
+            return bool(answer_to(query))
+
         def value(query: str) -> float:
-            result = get(f"http://{listen}/api/v1/query?query={query}")["data"]["result"]
+            result = answer_to(query)
             return float(result[0]["value"][1]) if result else -1.0
 
         def alerts() -> set[str]:
@@ -124,6 +159,9 @@ def test_a_failover_is_seen_by_whoever_looks(tmp_path: Path) -> None:
         assert (failover["lost_changes"], failover["why"]) == (LOST * VBUCKETS, "failover")
         (back,) = events_in(logs["mirror"], "rollback")
         assert int(str(back["rows_gone"])) + int(str(back["rows_back"])) == rows
+
+        for query in queries():
+            wait_for(partial(has_data, query), f"no data for {query}")
 
         tailrace("verify", url, table)  # exit code 0: they are equal
         page = browse(f"http://{node_http}/", tmp_path / "one", "operated-node")

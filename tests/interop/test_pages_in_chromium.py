@@ -129,9 +129,23 @@ def test_a_mirror_after_a_rollback(tmp_path: Path) -> None:
     shown = HttpFigures("mirror", figures.stats, figures.metrics, figures.why_not_ready, figures.sample, past)
     with HttpBeside(HttpOptions(0), shown) as beside:
         page = browse(f"http://127.0.0.1:{beside.port}/", tmp_path / "one", "mirror-after-rollback")
+        figures.status = {"message": "waiting for nodes; 64 vbuckets: 127.0.0.1:1 (connection refused)"}
+        alone = browse(f"http://127.0.0.1:{beside.port}/", tmp_path / "two", "mirror-without-a-node")
     assert "and the table followed: 17 rows" in page
     assert page.count('class="mark"') == 4, "the rollback is marked in every chart"
     assert re.search(r"Age of the table: \S+ s · most 2.4 s", page), "from before it was opened"
     assert re.search(r"<td class=\"n\">17</td>", page)
     assert "3: 123 → 100, 4: 124 → 100" in page and "13 → 14" in page
     assert "equal</span> on " in page
+    assert "nothing new, and the mirror tries again: waiting for nodes; 64 vbuckets: 127.0.0.1:1" in alone
+    assert 'id="verdict" role="status" aria-live="polite" class="bad"' in alone
+
+
+def test_a_mirror_that_has_not_committed_yet_is_not_well_yet(tmp_path: Path) -> None:
+    figures, past = MirrorFigures("default", "people"), Past(ManualClock(time.time()))
+    figures.status = {"message": "round 0: reading 3,000 changes of 64 vbuckets"}
+    shown = HttpFigures("mirror", figures.stats, figures.metrics, figures.why_not_ready, figures.sample, past)
+    with HttpBeside(HttpOptions(0), shown) as beside:
+        page = browse(f"http://127.0.0.1:{beside.port}/", tmp_path / "one", "mirror-starting")
+    assert 'class="waits">Nothing is committed yet: round 0: reading 3,000 changes' in page
+    assert "known after the first round" in page

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,7 +27,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (Debian's package)"),
 ]
-TEXT = "document.body.innerText"
+TEXT = "(document.body ? document.body.innerText : '')"
 
 
 @pytest.fixture
@@ -64,6 +65,20 @@ def press_until(browser: Browser, key: str, wanted: str) -> None:
             return
         browser.press(key)
     raise AssertionError(f"{wanted} is not reached: {browser.ask('document.activeElement.outerHTML')}")
+
+
+def test_a_disk_that_takes_nothing_is_not_well(browser: Browser, page: str) -> None:
+    browser.go(page)
+    browser.wait_for(f"{TEXT}.includes('All is well.')")
+    for on, told in (("true", "The disk takes nothing of bucket default"), ("false", "All is well.")):
+        request = urllib.request.Request(
+            f"{page}faults/disk-full",
+            data=f'{{"on": {on}}}'.encode(),
+            headers={"Authorization": "Bearer letmein"},
+        )
+        urllib.request.urlopen(request, timeout=60).close()
+        browser.wait_for(f"{TEXT}.includes('{told}')")
+    browser.wait_for(f"{TEXT}.includes('flush_recovered')")
 
 
 def test_a_node_by_keyboard_alone(browser: Browser, page: str) -> None:

@@ -41,7 +41,7 @@ def get(url: str) -> Any:
         return json.load(answer)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], bool], otherwise: str = "") -> None:
     ends = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -49,7 +49,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
                 return
         except OSError:
             pass  # it does not listen yet
-        assert time.monotonic() < ends
+        assert time.monotonic() < ends, otherwise
         time.sleep(0.1)
 
 

@@ -116,6 +116,17 @@ def test_the_view_of_a_node_and_the_history_of_a_vbucket() -> None:
         assert get(bench.node, f"/api/vbucket?{wrong}")[0] == 404
 
 
+def test_the_view_says_that_the_disk_takes_nothing() -> None:
+    """Until it does: or until nothing waits for it any more."""
+    bench = Bench(vbuckets=4)
+    work = bench.node.buckets["default"].work
+    for is_full in (True, False):
+        work.disk_is_full = is_full
+        work.after_flush(lambda _: None)
+        *_, view = gather_node_view(bench.node, has_faults=False)
+        assert view["buckets"]["default"]["disk_refuses"] is is_full
+
+
 def test_figures_as_one_object() -> None:
     bench = Bench(vbuckets=4, buckets=("default", "other"))
     session = bench.session()

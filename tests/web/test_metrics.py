@@ -212,6 +212,27 @@ def test_a_mirror_exports_all_that_is_declared() -> None:
     assert mirror.why_not_ready() == ""
 
 
+def test_a_mirror_that_waits_for_something_to_get_better_is_in_trouble() -> None:
+    mirror = MirrorFigures("default", "people")
+
+    def says(message: str) -> bool:
+        mirror.status = {"message": message}
+        in_trouble: bool = mirror.stats()["mirror"]["trouble"]
+        return in_trouble
+
+    assert not says("waiting for changes")
+    mirror.trouble("the bucket can't be reached: refused")
+    assert says("the bucket can't be reached: refused")
+    assert says("waiting for nodes; 64 vbuckets: 127.0.0.1:1 (refused)")
+    assert not says("round 7: reading 3 changes of 1 vbucket")
+
+
+def test_one_rollback_is_told_in_the_singular() -> None:
+    mirror = MirrorFigures("default", "people")
+    mirror.add(RoundProgress(3, 40, (1,), (5,), rows_rolled_back=1))
+    assert [event["text"] for event in mirror.stats()["events"]] == ["1 vbucket, 1 row"]
+
+
 def test_the_page_has_every_metric() -> None:
     names = re.findall(r"^\| `(tailrace_\w+)` \|", (DOCS / "metrics.md").read_text(), re.M)
     assert len(names) == len(set(names))

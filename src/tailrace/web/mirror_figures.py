@@ -29,6 +29,10 @@ def _few(went_back: Mapping[int, tuple[int, int]]) -> dict[str, list[int]]:
     return {str(number): list(ends) for number, ends in sorted(went_back.items())[:_SHOWN_VBUCKETS]}
 
 
+def _many(count: int, thing: str) -> str:
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
 class _Durations:
     """How often something took how long."""
 
@@ -83,6 +87,7 @@ class MirrorFigures:
         """What `tailrace verify` found last, if anybody knows."""
         self.status: Mapping[str, Any] = {"message": "starting"}
         """What it is doing, as its handle says."""
+        self._trouble = ""
         self._clock = clock
         self._lock = threading.Lock()
         self._phases: dict[str, _Durations] = {}
@@ -117,7 +122,7 @@ class MirrorFigures:
                         "from_to": _few(progress.went_back),
                         "version_before": version_before,
                         "version": progress.versions[0],
-                        "text": f"{len(progress.rolled_back)} vbuckets, {progress.rows_rolled_back} rows",
+                        "text": f"{_many(rolled_back, 'vbucket')}, {_many(progress.rows_rolled_back, 'row')}",
                     }
                 )
             if progress.compacted:
@@ -134,6 +139,7 @@ class MirrorFigures:
         """Something went wrong, and is tried again."""
         with self._lock:
             self.troubles += 1
+            self._trouble = text
             self._events.append({"time": self._clock.time_ns() / 1e9, "event": "trouble", "text": text})
 
     def why_not_ready(self) -> str:
@@ -141,6 +147,11 @@ class MirrorFigures:
         with self._lock:
             is_ready = self._last is not None or self.status["message"] == "waiting for changes"
         return "" if is_ready else f"no round is committed yet: {self.status['message']}"
+
+    def _is_in_trouble(self) -> bool:
+        """It does nothing at the moment but wait for something to get better."""
+        message = str(self.status["message"])
+        return message == self._trouble or message.startswith("waiting for nodes")
 
     def stats(self) -> dict[str, Any]:
         """As one object, for the page."""
@@ -152,6 +163,7 @@ class MirrorFigures:
                     "bucket": self.bucket,
                     "table": self.table,
                     "message": self.status["message"],
+                    "trouble": self._is_in_trouble(),
                     "round": self.status.get("round", {}),
                     "changes": self.total.changes,
                     "rollbacks": self.total.rollbacks,

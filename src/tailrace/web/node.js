@@ -7,7 +7,7 @@ function bucketSection(name, b) {
   map.addEventListener("click", event => { const id = event.target.dataset.vbucket; if (id !== undefined) inspect(name, id); });
   return make("section", [
     make("h2", `Bucket ${name}`),
-    make("div", [tile("documents", count(b.documents)), tile("not on disk yet", count(b.queued)), tile("memory", `${bytes(b.memory_bytes)} of ${bytes(b.quota_bytes)}`, b.back_pressure), tile("disk", bytes(b.disk_bytes)), tile("failovers since the start", count(b.failovers), b.failovers), tile("changes lost by them", count(b.lost_changes), b.lost_changes)], { class: "tiles" }),
+    make("div", [tile("documents", count(b.documents)), tile("not on disk yet", count(b.queued)), tile(`memory of ${bytes(b.quota_bytes)}`, bytes(b.memory_bytes), b.back_pressure), tile("disk", bytes(b.disk_bytes)), tile("failovers since the start", count(b.failovers), b.failovers), tile("changes lost by them", count(b.lost_changes), b.lost_changes)], { class: "tiles" }),
     map]);
 }
 function inspect(bucket, id) {
@@ -34,6 +34,7 @@ function draw(view) {
   const problems = [];
   if (!n.ready) problems.push("The node waits for its cluster map and serves nothing.");
   for (const [name, b] of Object.entries(view.buckets)) {
+    if (b.disk_refuses) problems.push(`The disk takes nothing of bucket ${name}: changes stay in memory. Below is what it says.`);
     if (b.back_pressure) problems.push(`Bucket ${name} refuses writes: the disk is behind.`);
     if (b.lost_changes) problems.push(`Bucket ${name} has lost ${many(b.lost_changes, "change")} in ${many(b.failovers, "failover")} of vbuckets.`);
   }

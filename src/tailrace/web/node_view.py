@@ -126,6 +126,7 @@ def _bucket(bucket: ServedBucket) -> dict[str, Any]:
         "quota_bytes": store.settings.memory_quota,
         "disk_bytes": store.stats()["disk_bytes"],
         "back_pressure": bucket.work.back_pressure.is_on,
+        "disk_refuses": bucket.work.disk_refuses,
         "failovers": bucket.failovers,
         "lost_changes": bucket.lost_changes,
     }

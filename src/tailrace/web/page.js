@@ -36,9 +36,9 @@ function show(id, ...children) {
   const same = held && place.querySelector(`[aria-label="${CSS.escape(held)}"]`);
   if (same) same.focus({ preventScroll: true });
 }
-function verdict(problems, fine) {
+function verdict(problems, fine, waits) {
   const box = $("verdict");
-  box.className = problems.length ? "bad" : "";
+  box.className = problems.length ? "bad" : waits ? "waits" : "";
   box.textContent = problems.length ? problems.join(" ") : fine;
 }
 const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
