@@ -3,7 +3,10 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+DEMO   := $(VENV)/.demo
 STAMP  := $(VENV)/.installed
+JAVA   := build/spark.jsa
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check
 
 # Tests start hundreds of Pythons. Where nothing may be kept of what is compiled, each compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -12,9 +15,29 @@ unexport PYTHONDONTWRITEBYTECODE
 
 test: lint check
 
-$(STAMP): pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[spark,dev]"
+ifeq ($(or $(MAKECMDGOALS),test),test)
+# Lint is first, and takes one core: what the Javas of the tests start from is made beside it.
+MAKEFLAGS += --jobs=2
+check: lint
+endif
+
+# What a newcomer waits for, so no more than the demo needs. pip compiles all modules that it installs: here those are
+# compiled that are imported. And it would build us in an environment with a second NumPy and all of IPython, which the
+# chart library's package names and its two files don't need.
+$(DEMO): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV), once: 650 MB to download, of which Spark is 456; 1.1 GB on disk."
+	@$(PIP) --quiet --no-compile "hatchling>=1.25" editables
+	@$(PIP) --quiet --no-compile --no-deps "uplot-python==1.1.1"
+	@$(PIP) --quiet --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m pip uninstall --quiet --yes uplot-python
+	$(PIP) --no-compile "tailrace[spark]"
+	@touch $(DEMO)
+
+# Compiling modules of others warns, and in tests a warning is an error: they are compiled here.
+$(STAMP): $(DEMO)
+	$(PIP) --quiet --no-compile "tailrace[spark,dev]"
+	-$(BIN)/python -m compileall -qq -j 2 $(VENV)/lib
 	touch $(STAMP)
 
 lint: $(STAMP)
@@ -29,9 +52,15 @@ caches:
 	|| (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server memcached) >/dev/null \
 	|| echo "redis-server and memcached could not be installed: their tests are skipped, or fail in CI" >&2
 
-# Four workers on two cores: many tests wait for something, a timeout or a process.
-check: $(STAMP) caches
-	$(BIN)/pytest -n 4 --dist loadgroup
+# What the Javas of the tests start from: it halves what each of them costs. They also start without it.
+$(JAVA): $(STAMP) tests/quick_java.py
+	@mkdir -p $(@D)
+	$(BIN)/python tests/quick_java.py $@ 2>build/quick_java.log \
+	|| echo "$@ could not be made, build/quick_java.log says why: the tests take longer" >&2
+
+# Six workers on two cores: many tests wait for something, a timeout or a process. WORKERS=4 needs less memory.
+check: $(STAMP) $(JAVA) caches
+	$(BIN)/pytest -n $(or $(WORKERS),6) --dist loadgroup
 
 # What others wrote, with ours: java-dcp-client by Maven and gocbcore by Go against our node, Spark 4.0 to 4.3 from PyPI,
 # a cluster of Spark, delta-spark by Maven and other engines on our tables. What a machine lacks is left out, and said.
@@ -46,7 +75,7 @@ peers: $(STAMP)
 	$(BIN)/python bench/peers/delta_merge.py $(MERGE)
 
 # What the suite runs, by package, and the functions that it never runs. TESTS=tests/store looks at a part of it.
-coverage: $(STAMP) caches
+coverage: $(STAMP) $(JAVA) caches
 	$(BIN)/coverage erase
 	-$(BIN)/coverage run -m pytest -n 2 --dist loadgroup $(TESTS)
 	$(BIN)/coverage combine --quiet
@@ -81,8 +110,8 @@ docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "build/site/index.html; with search: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
-demo: $(STAMP)
+demo: $(DEMO)
 	$(BIN)/tailrace demo
 
 clean:
-	rm -rf $(VENV) build/interop .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(JAVA) build/interop .pytest_cache .mypy_cache .ruff_cache

@@ -410,8 +410,8 @@ METRICS_INTRODUCTION = """
 `tailrace serve`, `mirror`, `tail`, `replicate`, `invalidate` and `index` take `--http-port`. There they serve
 `/metrics` for Prometheus, `/healthz` (200 as long as the process answers), `/readyz` (200 if it does its
 work, else 503 and why), the page at `/` and the same figures as JSON at `/api/stats`. Where users are given,
-all but the two of health want a login (Basic); with a certificate it is HTTPS. A mirror's `--metrics-file`
-has the same figures for node_exporter. What the process takes (`process_cpu_seconds_total`,
+all but `/healthz` and `/readyz` need a login (Basic); with a certificate it is HTTPS. A mirror's
+`--metrics-file` has the same figures for node_exporter. What the process uses (`process_cpu_seconds_total`,
 `process_resident_memory_bytes`, …) is exported too.
 """
 

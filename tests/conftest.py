@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+import quick_java
 
 # Properties say what is true, not how fast a busy machine finds out.
 settings.register_profile("tailrace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -16,8 +19,7 @@ settings.load_profile("tailrace")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A test's Java lives for seconds: a second compiler and a parallel collector cost it more than they give.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("SPARK_SUBMIT_OPTS", shlex.join(quick_java.OPTIONS))
 
 
 @pytest.hookimpl(trylast=True)

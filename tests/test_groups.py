@@ -28,7 +28,8 @@ def test_slow():
 
 def run_pytest(folder: Path, code: str, *options: str) -> str:
     """Three modules under the conftest of this folder; what pytest says."""
-    (folder / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
+    for name in ("conftest.py", "quick_java.py"):
+        (folder / name).write_text((Path(__file__).parent / name).read_text())
     for name in ("a", "b", "c"):
         (folder / f"test_{name}.py").write_text(code)
     done = subprocess.run(

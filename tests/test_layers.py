@@ -203,6 +203,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     },
     "threads": {
         "cli/demo.py": "the writer and the sampler of a demonstration",
+        "cli/main.py": "a signal that comes again a moment later",
         "cli/serve.py": "what is derived of new passwords, beside the loop",
         "client/aio.py": "a lookup of names, beside the loop",
         "client/autosave.py": "a state's own I/O, beside the loop",
@@ -222,6 +223,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "cli/cluster.py": "the coordinator",
         "cli/demo.py": "the node of a demonstration",
         "cluster/member.py": "the nodes of a cluster",
+        "spark/java_process.py": "asks how Spark's Java ended",
         "spark/spark_session.py": "asks Java for its version",
         "store/merge_process.py": "merges in a process of their own",
     },
