@@ -89,15 +89,12 @@ class Answer:
             for key, value in zip(batch["key"].to_pylist(), values.to_pylist(), strict=True):
                 self.contents += zlib.crc32(value, zlib.crc32(key))
 
-    def add_change(self, change: Mutation, check: bool) -> None:
-        if not self.documents:
-            self.first()
-        self.documents += 1
-        self.value_bytes += len(change.value)
-        self.seqnos += change.seqno
-        self.cas ^= change.cas
-        if check:
-            self.contents += zlib.crc32(change.value, zlib.crc32(change.key))
+    def add_changes(self, documents: int, value_bytes: int, seqnos: int, cas: int, contents: int) -> None:
+        self.documents = documents
+        self.value_bytes = value_bytes
+        self.seqnos = seqnos
+        self.cas = cas
+        self.contents = contents
 
 
 def options(arguments: list[str]) -> tuple[str, dict[str, Any]]:
@@ -121,24 +118,45 @@ async def read_batches(url: str, keywords: dict[str, Any], answer: Answer, check
                 break
 
 
+# Both count in variables of their own: a method of the answer took a third of the time of a change.
+
+
 async def read_async(url: str, keywords: dict[str, Any], answer: Answer, check: bool, wanted: int) -> None:
+    documents = value_bytes = seqnos = cas = contents = 0
     async with tailrace.connect(url, **keywords) as source:
         async for change in source.changes():
             if isinstance(change, Mutation):
-                answer.add_change(change, check)
-                if answer.documents >= wanted:
+                if not documents:
+                    answer.first()
+                documents += 1
+                value_bytes += len(change.value)
+                seqnos += change.seqno
+                cas ^= change.cas
+                if check:
+                    contents += zlib.crc32(change.value, zlib.crc32(change.key))
+                if documents >= wanted:
                     answer.seconds = time.perf_counter() - answer.began
                     break
+    answer.add_changes(documents, value_bytes, seqnos, cas, contents)
 
 
 def read_changes(url: str, keywords: dict[str, Any], answer: Answer, check: bool, wanted: int) -> None:
+    documents = value_bytes = seqnos = cas = contents = 0
     with tailrace.connect_sync(url, **keywords) as source:
         for change in source.changes():
             if isinstance(change, Mutation):
-                answer.add_change(change, check)
-                if answer.documents >= wanted:
+                if not documents:
+                    answer.first()
+                documents += 1
+                value_bytes += len(change.value)
+                seqnos += change.seqno
+                cas ^= change.cas
+                if check:
+                    contents += zlib.crc32(change.value, zlib.crc32(change.key))
+                if documents >= wanted:
                     answer.seconds = time.perf_counter() - answer.began
                     break
+    answer.add_changes(documents, value_bytes, seqnos, cas, contents)
 
 
 @contextlib.contextmanager
