@@ -454,6 +454,22 @@ def test_snapshot_from_memory_is_finished_before_another_is_begun() -> None:
     assert all(stream.last_seqno == 100 for stream in reader.streams.values())
 
 
+def test_a_vbucket_that_is_written_faster_than_it_is_sent_lets_others_work() -> None:
+    """There was always another snapshot in memory, and so it stayed in front for ever."""
+    bucket = FakeBucket(2)
+    reader = FakeReader(bucket)
+    reader.open()
+    hot, other = (reader.stream(number) for number in range(2))
+    for number in range(10):
+        for part in range(120):
+            bucket.vbuckets[0].set(b"%d %d" % (number, part), bytes(PART))
+        reader.pull(10 * PART)
+        if not number:
+            bucket.vbuckets[1].set(b"k")
+    assert 0 < hot.last_seqno < bucket.vbuckets[0].high_seqno
+    assert other.last_seqno == 1
+
+
 def test_looking_through_what_is_not_wanted_lets_others_work() -> None:
     """A filter that drops everything must not keep the node busy in one call."""
     bucket = FakeBucket(1)

@@ -83,6 +83,8 @@ class ProducerStream:
         self.position = accepted.start_seqno  # end of the last snapshot that was taken whole
         self.is_ready = False
         self._is_parked = False
+        self._gives_way = False
+        """It has sent a snapshot from memory whole, and there is more: the others come first."""
         self._accepted = accepted
         self._options = options
         self._host = host
@@ -253,6 +255,9 @@ class ProducerStream:
                 if not queue.has_batch:
                     work += read
             work += queue.send_into(out)
+            if self._gives_way:
+                self._gives_way = False
+                break
         if self.is_finished:
             self.is_ready = False
         return max(work, reads * SMALL_READ_BYTES, LOOK_BYTES)
@@ -409,6 +414,9 @@ class ProducerStream:
         chunk = snapshot.read(CHUNK_BYTES)
         if chunk is None:
             self._finish(snapshot)
+            if snapshot.in_memory and self._watched.vbucket.high_seqno > self.position:
+                self._gives_way = True
+                return 0
             return self._next_snapshot() if self._queue.is_empty else 0
         batch = self._shaper.shape(
             chunk,

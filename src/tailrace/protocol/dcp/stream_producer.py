@@ -4,7 +4,8 @@ Answers are never counted or held back; stream messages go through the window of
 DCP has: without one, what the transport takes is the limit. Streams that have something to say stand in a
 line, are served one chunk each, and go to its end, so that a thousand of them move at the same pace. Two
 things change that order: a backfill waits for a slot (see `backfill_slots`), and a stream that is in the
-middle of a snapshot from memory stays in front until that is sent, since it holds on to the memory.
+middle of a snapshot from memory stays in front until that is sent, since it holds on to the memory. Then it
+goes to the end of the line, too: a vbucket that is written fast has always another snapshot.
 """
 
 from __future__ import annotations
