@@ -16,7 +16,8 @@ from protocol.producer_fakes import (
     FakeReader,
 )
 from tailrace.frames import CHUNK_BYTES
-from tailrace.wire.codes import DcpOpcode, Feature, OpenFlag, Status, StreamEndStatus
+from tailrace.model import SnapshotRange
+from tailrace.wire.codes import DcpOpcode, Feature, OpenFlag, Status, StreamEndStatus, VBucketState
 from tailrace.wire.dcp import (
     DcpBufferAck,
     DcpGetFailoverLog,
@@ -468,6 +469,27 @@ def test_a_vbucket_that_is_written_faster_than_it_is_sent_lets_others_work() -> 
             bucket.vbuckets[1].set(b"k")
     assert 0 < hot.last_seqno < bucket.vbuckets[0].high_seqno
     assert other.last_seqno == 1
+
+
+def test_a_replica_that_waits_for_the_rest_of_a_snapshot_holds_no_slot() -> None:
+    bucket = FakeBucket(2)
+    bucket.use_collections()
+    for vbucket in bucket.vbuckets:
+        for number in range(6):
+            vbucket.set(b"%d" % number)
+        vbucket.to_disk()
+    replica = bucket.vbuckets[0]
+    replica.state = VBucketState.REPLICA
+    replica.received = SnapshotRange(3, 8)
+    reader = FakeReader(bucket, features=frozenset())
+    reader.open(backfill_order="sequential")
+    waiting, other = (reader.stream(number) for number in range(2))
+    assert (waiting.last_seqno, other.last_seqno) == (0, 6)
+    replica.set(b"7")
+    replica.set(b"8")
+    replica.to_disk()
+    reader.pull_all()
+    assert waiting.last_seqno == 8
 
 
 def test_looking_through_what_is_not_wanted_lets_others_work() -> None:

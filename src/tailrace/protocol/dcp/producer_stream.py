@@ -316,6 +316,7 @@ class ProducerStream:
             return 0 if not self.is_live else None
         if not self._begin(snapshot):
             snapshot.close()
+            self._slots.release(self)  # the rest of it may never come
             return None
         if self._looks_ahead:
             again = vbucket.snapshot_after(self.position, memory=not disk_only, history=history)
