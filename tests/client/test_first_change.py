@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+import pytest
 
 import tailrace
 from client.fake_server import Connection, FakeServer, accepted, marker, mutation
 from tailrace import Mutation
-from tailrace.client.resume import _REQUESTED_AT_ONCE
+from tailrace.client import resume
+from tailrace.client.resume import _REQUESTED_AT_ONCE, Reading
+from tailrace.client.retry import Backoff
 from tailrace.protocol.dcp.reader import FIRST_STREAMS, DcpReader, ReaderSettings
 from tailrace.protocol.dcp.received_stream import Stream
 from tailrace.protocol.handshake import Introduction
@@ -147,6 +153,48 @@ def test_the_first_streams_are_answered_before_the_others_are_asked_for() -> Non
     with FakeServer(stream, vbuckets=vbuckets) as server:
         asyncio.run(read(server))
     assert sorted(request.vbucket for request in asked) == list(range(vbuckets))
+
+
+def test_it_sleeps_while_the_first_streams_are_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vbucket whose pause was over had a timer that came again at once, until there was an answer."""
+    turn, asked, late = Reading.turn, list[DcpStreamRequest](), list[bool]()
+
+    def watched(reading: Reading, now: float) -> None:
+        turn(reading, now)
+        due = reading.next_timer()
+        late.append(due is not None and due <= now)
+
+    monkeypatch.setattr(Reading, "turn", watched)
+    monkeypatch.setattr(resume, "Backoff", partial(Backoff, first_s=0.6))  # over after we are connected again
+
+    vbuckets = 3 * FIRST_STREAMS
+
+    def stream(connection: Connection, request: DcpStreamRequest) -> None:
+        asked.append(request)
+        again = asked[vbuckets:]
+        if len(asked) in (FIRST_STREAMS, vbuckets):
+            connection.send(accepted(request))
+        if len(asked) == vbuckets:
+            connection.close()  # the two that were accepted have a pause now
+        if len(again) >= FIRST_STREAMS:
+            if len(again) == FIRST_STREAMS:
+                time.sleep(1.0)  # longer than that
+            for answered in again if len(again) == FIRST_STREAMS else [request]:
+                connection.send(accepted(answered), marker(answered, 1, 1), mutation(answered, 1))
+
+    async def read(server: FakeServer) -> set[int]:
+        seen = set()
+        async with tailrace.connect(server.url, retry_for_s=60) as source:
+            async for change in source.changes():
+                if isinstance(change, Mutation):
+                    seen.add(change.vbucket)
+                if len(seen) == vbuckets:
+                    break
+        return seen
+
+    with FakeServer(stream, vbuckets=vbuckets) as server:
+        assert len(asyncio.run(read(server))) == vbuckets
+    assert not any(late)
 
 
 def test_no_more_streams_are_asked_for_while_none_is_answered() -> None:

@@ -164,13 +164,14 @@ class Reading:
         requested: dict[DcpReader, list[Progress]] = {}
         left = _REQUESTED_AT_ONCE
         full: set[DcpReader] = set()
+        to_do: tuple[ReadingState, ...] = ReadingState.READY, ReadingState.UNRESOLVED
         aside = self._held.aside
         for progress in list(self._roster.unsettled.values()):
             if aside and progress.vbucket in aside:
                 continue
             if progress.state is ReadingState.WAITING and progress.retry_at <= now:
                 progress.make_ready()
-            if progress.state not in (ReadingState.READY, ReadingState.UNRESOLVED):
+            if progress.state not in to_do:
                 continue
             node = self._nodes.node_of(progress.vbucket)
             if node is None:
@@ -185,7 +186,8 @@ class Reading:
                     if is_one_of_many and node.link.wants_answer:
                         full.add(node.link)
                         if len(full) == len(ready):
-                            break
+                            # go on for those whose time has come: their timer would come again at once
+                            to_do = (ReadingState.UNRESOLVED,)
                         continue
                     self._request(progress, node)
                     requested.setdefault(node.link, []).append(progress)
