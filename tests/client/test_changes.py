@@ -13,17 +13,19 @@ from hypothesis import strategies as st
 from tailrace.client import changes as making
 from tailrace.client.catalog import Catalog
 from tailrace.client.changes import MadeChanges
-from tailrace.client.events import Deletion, Mutation, Rollback
+from tailrace.client.events import Deletion, Mutation, Rollback, SeqnoAdvanced
 from tailrace.client.portion import Portion, Told
 from tailrace.client.progress import Progress
 from tailrace.client.retry import Backoff
 from tailrace.columns.scanner import scan
+from tailrace.errors import TailraceError
 from tailrace.history import FailoverLog
 from tailrace.model import Position
 from tailrace.protocol.dcp.delivery import ChangeDelivery, ReceivedChunk, control_headers, deliver
 from tailrace.protocol.dcp.received_stream import Stream
 from tailrace.protocol.receive_buffer import Block
 from tailrace.protocol.states import ReaderStreamInput
+from tailrace.wire.codes import Datatype
 from tailrace.wire.dcp import DcpDeletion, DcpMutation, DcpSnapshotMarker
 
 DOCUMENTS = st.lists(
@@ -154,6 +156,30 @@ def test_how_many_were_taken_follows_from_what_is_left(steps: int, monkeypatch: 
     seen = [(made.taken, change.seqno) for change in changes]
     assert seen == [(seqno, seqno) for seqno in range(1, 6)]
     assert made.taken == 5
+
+
+@pytest.mark.parametrize("steps", [1, 2, 100])
+@pytest.mark.parametrize("told_at", [0, 2, 3, 4])
+def test_a_change_that_cannot_be_made_is_not_taken_nor_what_follows(
+    steps: int, told_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its position would be saved: whoever reads on would never hear of it."""
+    monkeypatch.setattr(making, "_STEP_ROWS", steps)
+    streams = open_streams(1)
+    bad = mutation(0, 3, value=b"not compressed", datatype=Datatype.SNAPPY)
+    messages = [mutation(0, 1), mutation(0, 2), bad, mutation(0, 4), mutation(0, 5)]
+    delivery = delivery_of([marker(0, 0, 9), *messages], streams)
+    progress = {0: Progress(streams[0], Backoff(random.Random(0)))}
+    portion = Portion(None, delivery, progress, Catalog("default"))  # type: ignore[arg-type]
+    portion.told.append(Told(told_at, SeqnoAdvanced(0, 70, 0, (0, 0))))
+    events, handed = portion.events(), []
+    with pytest.raises(TailraceError):
+        handed.extend(events)
+    portion.settle()
+    assert progress[0].delivered.seqno == 2
+    assert list(events) == []
+    portion.settle()
+    assert progress[0].delivered.seqno == 2
 
 
 @pytest.mark.parametrize("taken", range(6))

@@ -86,6 +86,8 @@ class MadeChanges:
                 made = any_changes(frames, some, map(places.__getitem__, self._left))
             first = self._stops_at = stop
             yield made
+            if length_hint(self._left):
+                return  # one could not be made: what stands behind it comes after it or never
 
 
 def plain_mutations(
@@ -173,8 +175,8 @@ _BODIES = _Pieces(lambda size: f"{size}s")
 """Values by their length."""
 
 
-def any_changes(frames: ScannedFrames, rows: Rows, places: Iterable[Place]) -> Iterator[Change]:
-    """Changes of every kind."""
+def any_changes(frames: ScannedFrames, rows: Rows, places: Iterator[Place]) -> Iterator[Change]:
+    """Changes of every kind. The place of one is taken when it can be made, and not before."""
     data = frames.data.data
     columns = (
         frames.opcode,
@@ -204,12 +206,12 @@ def any_changes(frames: ScannedFrames, rows: Rows, places: Iterable[Place]) -> I
         key_at,
         value_at,
         value_end,
-        (vbucket, vb_uuid, snapshot),
-    ) in zip(*lists, places, strict=True):
+    ) in zip(*lists, strict=True):
         value, xattrs = bytes(data[value_at:value_end]), None
         if datatype & _PACKED and value:
             value, xattrs = _unpack(value, datatype)
         key = bytes(data[key_at:value_at])
+        vbucket, vb_uuid, snapshot = next(places)
         if opcode == _MUTATION:
             yield Mutation(
                 vbucket,

@@ -251,6 +251,8 @@ class Portion:
             if stop.row > at:
                 yield islice(changes, stop.row - at)
                 at = stop.row
+                if self._changes.taken < at:
+                    return  # one could not be made, and nothing comes after that
             if isinstance(stop, Told):
                 yield (self._say(stop),)
             elif stop.last >= self._undone_from.get(stop.vbucket, 0):
