@@ -321,6 +321,28 @@ def test_a_document_whose_reading_takes_longer_than_a_turn_is_answered(
         assert asked == [b"\0large", b"\0small"], "it is read once"
 
 
+def test_large_documents_are_read_one_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much may be queued for a peer (``max_output``)."""
+    bench = Bench(vbuckets=1, max_output=100 << 20)
+    vbucket = bench.engine.buckets["default"].vbuckets[0]
+    assert vbucket is not None
+    vbucket.set(b"\0large", LARGE)
+    session = Turns(bench).session
+    read = vbucket.get
+
+    def read_slowly(key: bytes) -> bytes | None:
+        bench.clock.advance(10 * TURN_S)
+        return read(key)
+
+    monkeypatch.setattr(type(vbucket), "get", lambda _, key: read_slowly(key))
+    turns = Turns(bench)
+    turns.session = session
+    requests = b"".join(kv.Get(key=b"large", opaque=number).encode() for number in range(6))
+    answers = turns.exchange(kv.Get(key=b"none").encode() + requests)
+    assert [frame.opaque for turn in answers for frame in turn][1:] == list(range(6))
+    assert max(map(len, answers)) <= 3  # the first two turns come to one, with what was asked for before
+
+
 class EndlessSession:
     """A stream that always has more; counts how often it is asked for it."""
 

@@ -125,9 +125,9 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
     answers = store.cache
     find = answers.get
     room = session.room
-    out: list[bytes | memoryview] = []
+    out: list[bytes] = []
+    large: memoryview | None = None
     gets = misses = sets = 0
-    has_large = False
     end = len(data)
     stop_at = at + _TURN_BYTES
     while end - at >= HEADER_SIZE and at < stop_at:
@@ -238,16 +238,14 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                 if frame[_DATATYPE_AT] & _NOT_PLAIN:
                     break
                 if len(frame) >= LARGE_BYTES:  # too large to be kept, and copied only into what is sent
-                    view = memoryview(frame)[_VALUE_AT + len(key) :]
+                    large = memoryview(frame)[_VALUE_AT + len(key) :]
                     datatype = frame[_DATATYPE_AT] & _JSON & granted.datatypes
-                    size = _FLAGS_SIZE + len(view)
+                    size = _FLAGS_SIZE + len(large)
                     head = _HEAD.pack(_RESPONSE, opcode, 0, _FLAGS_SIZE, datatype, 0, size)
-                    out += (head, opaque, frame[_CAS] + frame[_FLAGS], view)
-                    has_large = True
-                    room -= len(frame)
+                    out += (head, opaque, frame[_CAS], frame[_FLAGS])
                     gets += 1
                     at = next_at
-                    continue
+                    break  # to read one of these may take a turn
                 tail = frame[_CAS] + frame[_FLAGS] + frame[_VALUE_AT + len(key) :]
                 answer = _answer(vbucket_id, key, frame[_DATATYPE_AT], tail)
                 if frame[_EXPIRY] == _NO_EXPIRY:
@@ -266,7 +264,8 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
     if sets:
         counters.cmd_set += sets
         bucket.work.settle()
-    return at, join_large(*out) if has_large else b"".join(out)
+    made = b"".join(out)
+    return at, made if large is None else join_large(made, large)
 
 
 def _has_xattrs(frame: bytes | None) -> bool:
