@@ -100,6 +100,29 @@ def test_segments_that_were_merged_are_freed_without_the_collector(sealed: Any) 
     assert not any(segment() is not None for segment in old)
 
 
+def test_what_was_rolled_back_is_not_looked_for_in_the_files_again(
+    sealed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for vbucket in sealed:
+        vbucket.set(b"\0once more", b"v")
+    sealed.flush_all()
+    sealed.sealed.droppable(sealed.vbucket_count, 0)
+    asked: list[int] = []
+    file = type(sealed.segments[0].file)
+    read = file.read
+
+    def counted(*place: Any) -> Any:
+        asked.append(1)
+        return read(*place)
+
+    monkeypatch.setattr(file, "read", counted)
+    for _ in range(3):
+        sealed.sealed.epoch += 1  # as each new segment has it
+        assert not any(vbucket.pieces for vbucket in sealed)
+        assert sealed.sealed.droppable(sealed.vbucket_count, 0)
+    assert not asked
+
+
 def test_a_merge_has_the_pieces_of_a_few_vbuckets_at_a_time(
     sealed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

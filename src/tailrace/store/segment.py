@@ -170,6 +170,10 @@ class Segment:
         """Those that somebody has. They refer to the segment: if it referred to them too, it would stay when
         it is replaced, with its file and the file's place on the disk, until the garbage collector runs.
         """
+        self._gone: set[int] = set()
+        """The vbuckets of which rollbacks have left nothing: nobody has a piece of those, and each look for
+        one would read the file.
+        """
 
     def corrupt(self, what: str) -> StoreCorrupt:
         return StoreCorrupt(f"{self.path} is damaged ({what}): restore it from a copy")
@@ -184,14 +188,22 @@ class Segment:
         """The clips as they were before a rollback that failed."""
         self.clips = clips
         self._pieces.clear()
+        self._gone.clear()
 
     def piece(self, vbucket: int) -> SegmentPiece | None:
         """A vbucket's part of this segment, or None if there is nothing."""
-        piece, row = self._pieces.get(vbucket), self._rows.get(vbucket)
-        if piece is None and row is not None:
-            piece = SegmentPiece(self, self.directory[row], self.clips.get(vbucket))
-            self._pieces[vbucket] = piece
-        return piece if piece is not None and (piece.count or piece.pair_count) else None
+        piece = self._pieces.get(vbucket)
+        if piece is not None:
+            return piece
+        row = self._rows.get(vbucket)
+        if row is None or vbucket in self._gone:
+            return None
+        piece = SegmentPiece(self, self.directory[row], self.clips.get(vbucket))
+        if not piece.count and not piece.pair_count:
+            self._gone.add(vbucket)
+            return None
+        self._pieces[vbucket] = piece
+        return piece
 
 
 def pieces_of(vbucket: int, segments: Iterable[Segment]) -> list[SegmentPiece]:
