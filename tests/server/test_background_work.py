@@ -112,6 +112,31 @@ def test_a_disk_that_refuses_for_long_is_told_of_once(monkeypatch: pytest.Monkey
     assert events.counts["flush_failed"] == 3, "and when it begins again"
 
 
+def test_trouble_is_not_over_because_nothing_is_written_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(flush_interval="1", idle_timeout=0)
+    session = bench.session()
+    store, events = bench.engine.buckets["default"], bench.node.events
+
+    def refuse(batch: Batch) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.journal, "commit", refuse)
+        write(bench, session, 10)
+        bench.advance(1.5)
+        bench.run_jobs()
+    store.persistence = False
+    bench.advance(5.0)
+    bench.run_jobs()
+    assert (events.counts["flush_failed"], events.counts["flush_recovered"]) == (1, 0)
+    store.persistence = True
+    store.flush_all()
+    bench.advance(5.0)
+    bench.run_jobs()
+    assert events.counts["flush_recovered"] == 1
+    assert not bench.node.buckets["default"].work.disk_refuses
+
+
 def test_a_node_that_goes_quiet_merges_its_segments() -> None:
     bench = Bench(memory_quota="1m", quiet_time="5", garbage_share="100%", history_changes="0")
     session = bench.session()

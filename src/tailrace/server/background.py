@@ -164,7 +164,8 @@ class BackgroundWork:
             return
         job = self._store.begin_flush()
         if job is None:
-            self._flush_trouble.end()  # nothing waits for the disk any more
+            if self._store.persistence:
+                self._flush_trouble.end()  # nothing waits for the disk any more
             for done in waiting:
                 done(None)
             return
