@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import random
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 import tailrace
 import tailrace.testing
+from client.fake_server import Connection, FakeServer, accepted, marker, mutation
 from tailrace import Deletion, Expiration, Mutation, TapSettings
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
@@ -24,8 +26,10 @@ from tailrace.client.replicate import Replicated, Replicator
 from tailrace.errors import UsageError
 from tailrace.protocol.script import ask
 from tailrace.testing.running import RunningNode
-from tailrace.wire.codes import Datatype
+from tailrace.wire.codes import Datatype, Magic, Status
+from tailrace.wire.dcp import DcpStreamEnd
 from tailrace.wire.fields import join_xattrs
+from tailrace.wire.header import Frame
 from tailrace.wire.kv import DelWithMeta, SetWithMeta
 
 VBUCKETS = 4
@@ -217,6 +221,71 @@ def test_a_rollback_leaves_collections_alone_that_only_the_target_has(
     assert replicate(source, target, state=state).rollbacks
     assert {path for path, _ in documents(target)} == {"mine.notes"}
     assert len(documents(target)) == 20 and not documents(source)
+
+
+def test_a_vbucket_of_any_size_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it is forced on the target; its values were in memory together."""
+    size, count = 1 << 20, 48
+    held = []
+    request = Replicator._request
+
+    def watched(self: Replicator, *given: Any, **fields: Any) -> SetWithMeta:
+        if len(held) % 8 == 0:
+            held.append(sum(len(there.value) for there in gc.get_objects() if isinstance(there, Mutation)))
+        else:
+            held.append(0)
+        return request(self, *given, **fields)
+
+    state = tmp_path / "positions.json"
+    with contextlib.ExitStack() as stack:
+        source, target, another = (stack.enter_context(tailrace.testing.node(vbuckets=1)) for _ in range(3))
+        source.set_many({f"k{number}": b"x" * size for number in range(count)})
+        source.set("lost", 1)
+        replicate(source, target, state=state)
+        source.rewind(0, count)
+        monkeypatch.setattr(Replicator, "_request", watched)
+        assert replicate(source, another, state=state).rollbacks == 1
+        assert documents(another) == documents(source)
+        assert len(documents(source)) == count
+    assert len(held) >= count
+    assert max(held) < count * size // 3
+
+
+def test_changes_that_are_taken_back_while_a_vbucket_is_compared() -> None:
+    """The documents below them are not sent again, and were taken for deleted at the source."""
+    before, after = 0xAAAA, 0xBBBB
+    has_failed_over = False
+
+    def stream(connection: Connection, request: Any) -> None:
+        nonlocal has_failed_over
+        log = [(after, 3), (before, 0)] if has_failed_over else [(before, 0)]
+        if request.start_seqno > 3:
+            value = (3).to_bytes(8, "big")
+            refused = Frame(
+                Magic.RESPONSE, request.OPCODE, vbucket=Status.ROLLBACK, opaque=request.opaque, body=value
+            )
+            connection.send(refused.encode())
+            return
+        parts = [accepted(request, log)]
+        if not request.start_seqno:
+            parts += [marker(request, 0, 3)]
+            parts += [mutation(request, seqno, key=b"\0k%d" % seqno) for seqno in (1, 2, 3)]
+        if has_failed_over:
+            parts += [marker(request, 3, 5), mutation(request, 5, key=b"\0new")]
+            parts += [DcpStreamEnd(opaque=request.opaque, vbucket=0).encode()]
+        else:
+            parts += [marker(request, 3, 5), mutation(request, 4, key=b"\0lost")]
+        connection.send(*parts)
+        if not has_failed_over:
+            has_failed_over = True
+            connection.close()
+
+    with FakeServer(stream, vbuckets=1) as server:
+        server.high_seqnos = {0: 5}
+        replicator = Replicator(server.url, server.url, retry_for_s=5)
+        newest = dict(replicator._newest(server.url, [0], dialect="dcp"))
+    assert has_failed_over
+    assert {place.key for place in newest} == {b"k1", b"k2", b"k3", b"new"}
 
 
 def test_it_resumes_from_its_state(nodes: list[RunningNode], tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from types import TracebackType
 from typing import Any, NamedTuple, Unpack
 
@@ -29,7 +31,7 @@ from ..protocol.tap.reader import TapSettings
 from ..wire.codes import Datatype, WithMetaOption
 from ..wire.fields import encode_leb128, join_xattrs
 from ..wire.kv import DelWithMeta, SetWithMeta
-from .blocking import connect_sync
+from .blocking import BlockingSource, connect_sync
 from .bounds import End, Start
 from .cluster_map import vbucket_of
 from .dialects import CANNOT
@@ -46,7 +48,7 @@ _NOTHING_LEFT_OUT = {"include_system": True, "include_transactions": True}
 
 
 class _Place(NamedTuple):
-    """A document of the target."""
+    """A document of one side; its ids of collections."""
 
     collection_id: int
     key: bytes
@@ -213,13 +215,7 @@ class Replicator:
         that only the target has are left alone.
         """
         self.done.rollbacks += 1
-        wanted = {
-            place: change
-            for change in self._state(
-                self._source_where, [vbucket], dialect=self._dialect, **_all_there_is(self._dialect)
-            )
-            if (place := self._place(change)) is not None
-        }
+        wanted = self._wanted(vbucket)
         held = self._held(vbucket)
         forced = WithMetaOption.SKIP_CONFLICT_RESOLUTION
         self._write(
@@ -227,8 +223,13 @@ class Replicator:
             for place, version in held.items()
             if place not in wanted and version != _NEVER
         )
-        changed = [change for place, change in wanted.items() if held.get(place) != _version(change)]
-        self._write(self._requests(changed, options=forced))
+        if wrong := {place for place, version in wanted.items() if held.get(place) != version}:
+            self._write(self._requests(self._changes_of(vbucket, wrong), options=forced))
+
+    def _wanted(self, vbucket: int) -> dict[_Place, _Version]:
+        """What the source has of it now."""
+        newest = self._newest(self._source_where, [vbucket], **_all_there_is(self._dialect))
+        return {place: version for at, version in newest if (place := self._place(at)) is not None}
 
     def _held(self, vbucket: int) -> dict[_Place, _Version]:
         """What the target has of this vbucket of the source, in the source's collections."""
@@ -236,29 +237,46 @@ class Replicator:
         chosen = [vbucket] if self._target.vbucket_count == count else None
         ours = set(self._collections.values())
         return {
-            _Place(change.collection_id, change.key): _version(change)
-            for change in self._state(self._target_where, chosen, no_value=True)
-            if change.collection_id in ours and vbucket_of(change.key, count) == vbucket
+            place: version
+            for place, version in self._newest(self._target_where, chosen, dialect="dcp", no_value=True)
+            if place.collection_id in ours and vbucket_of(place.key, count) == vbucket
         }
 
-    def _state(
+    def _changes_of(self, vbucket: int, places: Container[_Place]) -> Iterator[Change]:
+        """Read these documents of the source once more, in order: their values are handed on as they come,
+        since all of a vbucket may be more than fits into memory. What is taken back meanwhile also comes to
+        the reading that goes on, and is compared again then.
+        """
+        with self._reader(self._source_where, **_all_there_is(self._dialect)) as reader:
+            for event in reader.changes("beginning", "now", vbuckets=[vbucket]):
+                if isinstance(event, Mutation | Deletion | Expiration) and self._place(event) in places:
+                    yield event
+
+    def _newest(
         self, where: str | ConnectionString, vbuckets: list[int] | None, **options: Any
-    ) -> Iterable[Change]:
-        """The newest change of every key, from a reading of its own."""
-        common = {name: self._options[name] for name in ("tls", "retry_for_s") if name in self._options}
-        newest: dict[tuple[int, bytes], Change] = {}
-        with connect_sync(where, purpose="replicate", **common, **_NOTHING_LEFT_OUT | options) as reader:
+    ) -> Iterator[tuple[_Place, _Version]]:
+        """The newest version of every key, from a reading of its own; the value is not kept."""
+        newest: defaultdict[int, dict[_Place, _Version]] = defaultdict(dict)
+        with self._reader(where, **options) as reader:
             for event in reader.changes("beginning", "now", vbuckets=vbuckets):
                 if isinstance(event, Mutation | Deletion | Expiration):
-                    newest[event.collection_id, event.key] = event
+                    newest[event.vbucket][_Place(event.collection_id, event.key)] = _version(event)
                 elif isinstance(event, Rollback | Flush):
-                    for key in [key for key, change in newest.items() if change.vbucket == event.vbucket]:
-                        del newest[key]
-        return newest.values()
+                    newest[event.vbucket].clear()
+        return chain.from_iterable(of_vbucket.items() for of_vbucket in newest.values())
+
+    def _reader(self, where: str | ConnectionString, **options: Any) -> BlockingSource:
+        """For a reading from the beginning, to which a vbucket that is taken back returns."""
+        common: dict[str, Any] = {
+            name: self._options[name] for name in ("tls", "retry_for_s") if name in self._options
+        }
+        if "rollback_points" not in CANNOT[options["dialect"]]:
+            common["rollback_points"] = _no_points
+        return connect_sync(where, purpose="replicate", **common, **_NOTHING_LEFT_OUT | options)
 
     # collections
 
-    def _place(self, change: Change) -> _Place | None:
+    def _place(self, change: Change | _Place) -> _Place | None:
         """Where a document of the source belongs at the target; None if its collection is gone by now."""
         number = change.collection_id
         if number not in self._collections:
@@ -295,12 +313,17 @@ class Replicator:
 
 def _all_there_is(dialect: str) -> dict[str, Any]:
     """Options of a reading that gets everything that the dialect can carry."""
-    settings: dict[str, Any] = dict(_NOTHING_LEFT_OUT)
+    settings: dict[str, Any] = {**_NOTHING_LEFT_OUT, "dialect": dialect}
     if "include_xattrs" not in CANNOT.get(dialect, ()):
         settings["include_xattrs"] = True
     if dialect == "tap":
         settings["tap_settings"] = TapSettings(deletions=True)
     return settings
+
+
+def _no_points(_vbucket: int) -> Iterable[int]:
+    """Back to the beginning: of documents that were overwritten nothing older is kept here."""
+    return ()
 
 
 def _version(change: Change) -> _Version:
