@@ -19,6 +19,7 @@ from tailrace import Aborted, Committed, Deletion, Mutation, Prepared, SeqnoAdva
 from tailrace.client.jsonlines import json_line
 from tailrace.client.text import TextLines
 from tailrace.errors import UsageError
+from tailrace.model import MAX_CAS, MAX_REPLICA_REV, MAX_SEQNO
 from tailrace.server.topology import NodeAddress, bucket_map
 from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import DurabilityLevel, Feature, MarkerFlag, Status, VBucketState
@@ -36,6 +37,7 @@ from tailrace.wire.fields import Durability, encode_frame_infos
 from tailrace.wire.kv import Delete, Get, GetReplica, Set
 
 LEVELS = list(DurabilityLevel)
+ALL_BITS = (1 << 32) - 1
 MAJORITY, PERSIST = DurabilityLevel.MAJORITY, DurabilityLevel.PERSIST_TO_MAJORITY
 
 
@@ -329,6 +331,36 @@ class TestReplica:
             with Wire(replica.port) as wire:
                 answer = wire.ok(GetReplica(key=b"k", vbucket=0))
                 assert (answer.value, answer.cas) == (b"v", 51)
+
+    @pytest.mark.parametrize("number", [MAX_SEQNO + 1, 1 << 63, (1 << 64) - 1])
+    def test_numbers_that_are_too_high_are_refused_when_they_come(
+        self, replica: RunningNode, number: int
+    ) -> None:
+        """A commit makes a document of them, and others are numbered from it."""
+        highest = {"rev_seqno": MAX_REPLICA_REV, "cas": MAX_CAS, "flags": ALL_BITS, "expiry": ALL_BITS}
+        with Controller(replica.port) as peer:
+            opaque = peer.begin()
+            assert peer.status_of(marker(opaque, 0, MAX_SEQNO)) == 0
+            assert peer.status_of(self.prepare(opaque, number, cas=1)) == Status.ERANGE
+            too_high = {"rev_seqno": max(number, MAX_REPLICA_REV + 1)}, {"cas": max(number, MAX_CAS + 1)}
+            for wrong in too_high:
+                assert peer.status_of(self.prepare(opaque, 1, **wrong)) == Status.EINVAL
+            assert undecided(replica) == []
+            assert peer.status_of(self.prepare(opaque, 1, **highest)) == 0
+            for decision in (
+                DcpCommit(key=b"k", prepared_seqno=1, commit_seqno=number, opaque=opaque),
+                DcpAbort(key=b"k", prepared_seqno=1, abort_seqno=number, opaque=opaque),
+            ):
+                assert peer.status_of(decision) == Status.ERANGE
+            commit = DcpCommit(key=b"k", prepared_seqno=1, commit_seqno=MAX_SEQNO - 1, opaque=opaque)
+            assert peer.status_of(commit) == 0
+            abort = DcpAbort(key=b"a", prepared_seqno=number, abort_seqno=MAX_SEQNO, opaque=opaque)
+            assert peer.status_of(abort) == Status.ERANGE
+        replica.set_vbucket_state(0, VBucketState.ACTIVE)
+        replica.set(b"k", b"new", vbucket=0)
+        replica.persist()
+        replica.restart()
+        assert replica.get(b"k", vbucket=0) == b"new"
 
     def test_it_says_nothing_before_the_snapshot_is_complete(self, replica: RunningNode) -> None:
         with Controller(replica.port) as peer:

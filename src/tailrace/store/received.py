@@ -41,6 +41,18 @@ def check_metadata(rev: int, cas: int, max_rev: int = MAX_REV) -> None:
         raise DocumentRefused(Status.EINVAL, f"CAS {cas} is too high")
 
 
+def _check_numbers(frame: bytes, traits: int) -> None:
+    """`DocumentRefused` for what no active can have made. A prepare's numbers become those of a document."""
+    rev = rev_of(frame)
+    if frame[OPCODE_AT] == DcpOpcode.ABORT:
+        if rev > MAX_SEQNO:
+            raise DocumentRefused(Status.ERANGE, f"an abort of the prepare {rev}: too high a seqno")
+    elif frame[OPCODE_AT] == DcpOpcode.PREPARE or not traits & SYSTEM:
+        check_metadata(rev, cas_of(frame), MAX_REPLICA_REV)
+    else:
+        check_metadata(0, cas_of(frame))
+
+
 class ReceivedHistory(PreparingHistory):
     """A vbucket's history, as far as others decide what is in it."""
 
@@ -115,7 +127,7 @@ class ReceivedHistory(PreparingHistory):
                 f"seqno {seqno} after {self.high_seqno}, in a snapshot up to {self.received.end}",
             )
         traits = traits_of(frame)
-        check_metadata(0 if traits & SYSTEM else rev_of(frame), cas_of(frame), MAX_REPLICA_REV)
+        _check_numbers(frame, traits)
         self._take_purge()
         if seqno != self.high_seqno + 1:
             self._received.has_gaps = True
