@@ -24,6 +24,7 @@ from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.client.replicate import Replicated, Replicator
 from tailrace.errors import UsageError
+from tailrace.model import MAX_CAS, MAX_REV
 from tailrace.protocol.script import ask
 from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import Datatype, Magic, Status
@@ -296,6 +297,31 @@ def test_it_resumes_from_its_state(nodes: list[RunningNode], tmp_path: Path) -> 
     assert replicate(source, target, state=state).changes == 0
     source.set("one more", 1)
     assert replicate(source, target, state=state).changes == 1
+
+
+def with_the_highest_rev(client: KvClient, key: str) -> None:
+    request = SetWithMeta(key=b"\0" + key.encode(), value=b"1", rev_seqno=MAX_REV, meta_cas=MAX_CAS)
+    request.vbucket = client.vbucket_of(key)
+    client._on(request.vbucket, lambda: ask(request, "set with meta"))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_document_that_counted_on_from_the_highest_rev(nodes: list[RunningNode], dialect: str) -> None:
+    """One client's document; a target that does not take its rev ended the replication of all others."""
+    source, target, _ = nodes
+    with KvClient(source.url) as client:
+        for key in ("poisoned", "gone"):
+            with_the_highest_rev(client, key)
+    replicate(source, target, dialect=dialect)
+    source.set("poisoned", 2)
+    source.delete("gone")
+    source.set("other", 3)
+    for _ in range(2):
+        replicate(source, target, dialect=dialect)
+        assert (target.get("poisoned"), target.get("gone"), target.get("other")) == (2, None, 3)
+    source.set("poisoned", 4)
+    replicate(source, target, dialect=dialect)
+    assert target.get("poisoned") == 4
 
 
 def test_what_the_target_has_newer_stays(nodes: list[RunningNode]) -> None:

@@ -26,10 +26,13 @@ from dialects.raw_peer import (
 )
 from dialects.relay import Relay
 from dialects.stored import all_documents, documents_of
+from server.serverkit import Wire
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
+from tailrace.model import MAX_CAS, MAX_REV
 from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import VBucketState
+from tailrace.wire.kv import SetWithMeta
 
 
 @contextlib.contextmanager
@@ -71,6 +74,24 @@ def test_a_replica_is_equal(flags: int) -> None:
             write_some(source, rng, 200)
             until(lambda: equal(source, target))
         assert len(all_documents(target)) == 8
+
+
+def test_documents_that_counted_on_from_the_highest_rev() -> None:
+    """A client may give that to a document, and its replicas were never equal again."""
+    with nodes(2) as (source, target):
+        make_replica(target)
+        with Wire(source.port) as client:
+            for key in ("a", "b"):
+                request = SetWithMeta(key=key.encode(), value=b"1", rev_seqno=MAX_REV, meta_cas=MAX_CAS)
+                request.vbucket = source.vbucket_of(key)
+                client.ok(request)
+        with Relay(source, target, b"replica", ACK):
+            until(lambda: equal(source, target))
+            source.set("a", 2)
+            source.delete("b")
+            source.set("c", 3)
+            until(lambda: equal(source, target))
+        assert sum(map(len, all_documents(target).values())) == 2
 
 
 def test_a_replica_that_comes_back_is_equal() -> None:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Unpack
 from ..clock import SYSTEM, Clock
 from ..connstr import ConnectionString
 from ..errors import UsageError
+from ..model import MAX_REV
 from ..protocol.tap.reader import TapSettings
 from ..wire.codes import Datatype, WithMetaOption
 from ..wire.fields import encode_leb128, join_xattrs
@@ -173,6 +174,8 @@ class Replicator:
             if not change.rev:  # older than revisions: the last one to come is the newest
                 how |= WithMetaOption.SKIP_CONFLICT_RESOLUTION
                 how |= 0 if change.cas else WithMetaOption.REGENERATE_CAS
+            elif change.rev > MAX_REV:  # it has counted on from the highest that a target takes
+                how |= WithMetaOption.SKIP_CONFLICT_RESOLUTION
             if is_live:
                 value, datatype = self._target.packed(value, datatype)
             yield self._request(
@@ -182,7 +185,7 @@ class Replicator:
                 datatype=datatype,
                 flags=change.flags if isinstance(change, Mutation) else 0,
                 expiry=change.expiry if isinstance(change, Mutation) else change.delete_time,
-                rev_seqno=change.rev or 1,
+                rev_seqno=min(change.rev or 1, MAX_REV),
                 meta_cas=change.cas or 1,  # 0 is refused, even where the CAS is not used
                 options=how or None,
             )

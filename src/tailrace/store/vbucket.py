@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import DocumentRefused
 from ..large_bytes import LARGE_BYTES, put_before
+from ..model import MAX_REPLICA_REV, MAX_REV
 from ..wire.codes import Datatype, DcpOpcode, Status, VBucketState
 from .base import Written
 from .format import (
@@ -318,7 +319,7 @@ class EngineVBucket(ReceivedHistory):
         resolve: bool = True,
         regenerate_cas: bool = False,
     ) -> Written:
-        check_metadata(rev, 0 if regenerate_cas else meta_cas)
+        check_metadata(rev, 0 if regenerate_cas else meta_cas, self._max_rev)
         if cas or self._locks:
             self._check_cas(key, cas)
         if add and self.get(key) is not None:
@@ -345,7 +346,7 @@ class EngineVBucket(ReceivedHistory):
         regenerate_cas: bool = False,
         expiration: bool = False,
     ) -> Written:
-        check_metadata(rev, 0 if regenerate_cas else meta_cas)
+        check_metadata(rev, 0 if regenerate_cas else meta_cas, self._max_rev)
         if cas or self._locks:
             self._check_cas(key, cas)
         if resolve:
@@ -356,6 +357,11 @@ class EngineVBucket(ReceivedHistory):
         opcode = _EXPIRATION if expiration else _DELETION
         time_s = delete_time or self._queue.clock.now_s()
         return self._end(key, opcode, value, datatype, rev, new_cas, time_s)
+
+    @property
+    def _max_rev(self) -> int:
+        """What a client wrote with the highest rev has counted on at the active: a TAP replica takes that."""
+        return MAX_REV if self.state == VBucketState.ACTIVE else MAX_REPLICA_REV
 
     def _meta_cas(self, meta_cas: int, *, regenerate: bool) -> int:
         if regenerate or not meta_cas:
