@@ -122,7 +122,22 @@ def test_object_stores(scheme: str) -> None:
         _ = place.path
 
 
-@pytest.mark.parametrize("given", ["s3://", "s3:///x", "http://host/x", "hdfs://x/y"])
-def test_what_is_no_location(given: str) -> None:
-    with pytest.raises(UsageError):
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("s3://", "names no bucket"),
+        ("s3:///x", "names no bucket"),
+        ("http://host/x", "unknown scheme"),
+        ("https://account.example/box?sig=hush", "unknown scheme"),
+        ("hdfs://x/y", "unknown scheme"),
+        ("s3://bucket?sig=hush", "storage option"),
+        ("s3://bucket/a#b", "write %23 or %3F"),
+        ("s3://bucket#b", "write %23 or %3F"),
+        ("az://box/a?sig=hush", "storage option"),
+        ("gs://bucket/a//b", "two slashes"),
+    ],
+)
+def test_what_is_no_location(given: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says) as error:
         paths.location(given)
+    assert "hush" not in str(error.value)

@@ -7,8 +7,9 @@ The rules:
 * ``file:///path`` is a URI, so ``%41`` in it is ``A``. A bare ``#`` or ``?`` would begin a fragment or a
   query and is refused; a host other than ``localhost`` is refused, too. ``file:path`` is no URI but a path.
 * ``s3://``, ``gs://``, ``az://`` and their like are objects in a store; they are kept as they are, but for
-  slashes at the end. A password in one is refused, and not repeated. Where only a local path will do they
-  are refused.
+  slashes at the end. Whoever opens them reads them as URIs, other engines too: ``%41`` is ``A``, and what
+  stands behind a bare ``#`` or ``?`` would be left out, so these are refused. A password in one is refused,
+  and not repeated. Where only a local path will do they are refused.
 * A relative path is made absolute at once: it means the same in a worker process or after a ``chdir``.
 * Symbolic links are followed. What is replaced by a rename is then the file, and not the link to it.
 * A slash at the end is dropped for a directory, and refused for a file.
@@ -73,9 +74,17 @@ def location(given: str | os.PathLike[str], what: str = "the path") -> Location:
         raise UsageError(f"{what} {scheme}://…@{host} holds a secret; give it as a storage option")
     if scheme not in OBJECT_STORES:
         known = ", ".join(f"{name}://" for name in ("file", *OBJECT_STORES))
-        raise UsageError(f"{what} {text!r} has the unknown scheme {scheme!r}; known are {known}")
+        shown = text.partition("?")[0]
+        raise UsageError(f"{what} {shown!r} has the unknown scheme {scheme!r}; known are {known}")
+    if "#" in rest or "?" in rest:  # behind which somebody may have written a secret
+        raise UsageError(
+            f"{what} {scheme}://… has a bare '#' or '?', write %23 or %3F in a URI; "
+            "what is for the store is a storage option"
+        )
     if not rest or match[2].startswith("/"):
         raise UsageError(f"{what} {text!r} names no bucket; write {scheme}://bucket/prefix")
+    if "//" in rest:
+        raise UsageError(f"{what} {text!r} has two slashes side by side, and no store takes an empty name")
     return Location(f"{scheme}://{rest}", is_local=False)
 
 
@@ -135,7 +144,8 @@ def _local(given: str | os.PathLike[str], what: str) -> str:
     if match is None:
         return text
     if match[1].lower() != "file":
-        raise UsageError(f"{what} {text!r} must be on this machine, write a path")
+        shown = text.partition("?")[0]
+        raise UsageError(f"{what} {shown!r} must be on this machine, write a path")
     host, slash, rest = match[2].partition("/")
     if host not in ("", "localhost") or not slash:
         raise UsageError(f"{what} {text!r} names another machine, write file:///path")

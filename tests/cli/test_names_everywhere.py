@@ -340,7 +340,16 @@ def test_every_path(
         use(Case(node, given, folder / name / f"{name}.x", folder / "elsewhere", capsys))
 
 
-WRONG = ["", "file://host/x", "file:///a#b", "http://x/y", "a\0b", "x" * 5000, "file/below"]
+WRONG = [
+    "",
+    "file://host/x",
+    "file:///a#b",
+    "http://x/y",
+    "a\0b",
+    "x" * 5000,
+    "file/below",
+    "az://x/a?b",
+]
 
 
 @pytest.mark.parametrize("given", WRONG, ids=lambda given: repr(given)[:20])

@@ -6,6 +6,7 @@ S3 and Google's store in every run, Azure's by its emulator in `make interop`.
 from __future__ import annotations
 
 import threading
+import urllib.parse
 from collections.abc import Iterator
 
 import pytest
@@ -24,11 +25,13 @@ from table.s3 import (
     s3_cloud,
 )
 from tailrace.clock import ManualClock
+from tailrace.errors import UsageError
 from tailrace.model import Position
 from tailrace.rng import unique_name
 from tailrace.table.contract import Commit, Fenced, StorageError, TableChanged
 from tailrace.table.delta.log import commit_path
 from tailrace.table.delta.table import DeltaMirrorTable
+from tailrace.table.opening import query_table
 from tailrace.table.store import TableStore
 
 pytestmark = pytest.mark.xdist_group("moto")
@@ -98,6 +101,34 @@ def test_rounds_checkpoint_and_cleaning(cloud: Cloud) -> None:
         assert own_rows(again, version) == rows
     assert len(list(again.lineage(0))) == 3
     assert table.maintain(force=True).versions_kept == 5
+
+
+NAMES = {"größe 1-表": False, "a%41b": False, "a%23b%3Fc%25": False, "100%": False, "slash/": True}
+NAMES["a+b&c='d'@e:f(g)!$,;_.-"] = True
+"""And whether the engine of `tailrace query` finds the files below them."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name(port: int, name: str) -> None:
+    """A URI means the same to all of us, and a query says in one line that its engine can't."""
+    around, options = f"s3://{BUCKET}/{unique_name()}", options_for(port)
+    table = make(f"{around}/{name}", options)
+    table.claim()
+    mirror = NaiveMirror(table)
+    mirror.change(keys(range(2000)))
+    mirror.change(keys(range(0, 2000, 2)))
+    meant = urllib.parse.unquote(name.rstrip("/"))
+    assert {file.path.partition("/")[0] for file in TableStore(around, options).list()} == {meant}
+    for written in (name, urllib.parse.quote(meant), urllib.parse.quote(meant) + "/"):
+        opened = DeltaMirrorTable.open(f"{around}/{written}", storage_options=options)
+        assert own_rows(opened) == mirror.rows
+    if NAMES[name]:
+        check_rows(table, mirror.rows, options)
+        (count,) = query_table(table, options, "select count(*) n from t", names=["t"], batch_rows=100)
+        assert count["n"][0].as_py() == 2000
+    else:
+        with pytest.raises(UsageError, match=r"^the engine finds no file below a name with .*another name$"):
+            query_table(table, options, "select 1", names=["t"], batch_rows=100)
 
 
 def test_a_store_keeps_its_promises(cloud: Cloud) -> None:

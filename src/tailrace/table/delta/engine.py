@@ -21,12 +21,23 @@ if TYPE_CHECKING:
 
 __all__ = ["ExportedFile", "OrdinaryTable", "check_engine_path", "query"]
 
+_ENCODED = re.compile(r"[^A-Za-z0-9_./+=&'@:()!$,;-]")
+"""What names in a store should not have: seen with delta-rs 1.6.6 and polars 2.1."""
+
 _ROWS = "__tailrace_rows"
 """The table's own name for the engine; queries know it by others."""
 
 
 def check_engine_path(path: str, instead: str) -> None:
-    """UsageError for a path that delta-rs does not open: it decodes what looks like ``%41``, twice."""
+    """UsageError for a path that delta-rs does not open: it decodes what looks like ``%41``, twice. Of names
+    in an object store it encodes twice what no URI has as it is, and finds no file there, as polars does.
+    """
+    _, is_object, name = path.partition("://")
+    if is_object and (odd := _ENCODED.search(name)):
+        raise UsageError(
+            f"the engine finds no file below a name with {odd[0]!r}, such as {path!r}; {instead}, or choose "
+            "another name"
+        )
     if encoded := re.search(r"%[0-9A-Fa-f]{2}", path):
         raise UsageError(
             f"the engine would take {encoded[0]!r} in {path!r} for another character; {instead}, or give the "
