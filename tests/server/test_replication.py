@@ -426,7 +426,8 @@ def test_numbers_that_are_too_high_are_refused_when_they_come(replica: RunningNo
         for rev, cas in ((max(number, MAX_REPLICA_REV + 1), 1), (1, max(number, 1 << 63))):
             change = DcpMutation(key=b"k", by_seqno=1, rev_seqno=rev, cas=cas, vbucket=0, opaque=opaque)
             assert peer.status_of(change) == Status.EINVAL
-        assert peer.status_of(mutation(opaque, MAX_SEQNO)) == 0
+        all_bits = (1 << 32) - 1
+        assert peer.status_of(mutation(opaque, MAX_SEQNO, flags=all_bits, expiry=all_bits)) == 0
     with Wire(replica.port) as wire:
         wire.ok(admin.SetVBucket(vbucket=0, state=VBucketState.ACTIVE))
         wire.ok(Set(key=b"k", value=b"overwritten"))
