@@ -5,14 +5,26 @@ gathers more than its limit and one value beyond it.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import tailrace
 import tailrace.testing
+from spark.local_jobs import LocalJobs
 from tailrace.client import export
+from tailrace.client.events import Event, Mutation
+from tailrace.client.fulltext import FullText, follow
+from tailrace.spark.rounds.compare import Digester
+from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.setup import build_mirror, source_options
+from tailrace.spark.rounds.verify import verify_table
+from tailrace.table import scan
+from tailrace.table.opening import open_table
 from tailrace.testing.running import RunningNode
 
 WINDOW = 1 << 20
@@ -51,3 +63,58 @@ def test_of_a_dump(kept: tuple[RunningNode, int, int], monkeypatch: pytest.Monke
             return [table async for table in export.documents(source, lambda _: None)]
 
     check(asyncio.run(all_of()), 2 * WINDOW, size, count)
+
+
+def test_of_an_index(
+    kept: tuple[RunningNode, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes one document at a time, and keeps none."""
+    pytest.importorskip("tantivy")
+    node, size, count = kept
+    held: list[int] = []
+    take = FullText.take
+
+    def watched(self: FullText, event: Event) -> None:
+        if len(held) % (count // 4) == 0:
+            held.append(sum(len(there.value) for there in gc.get_objects() if isinstance(there, Mutation)))
+        else:
+            held.append(0)
+        take(self, event)
+
+    monkeypatch.setattr(FullText, "take", watched)
+    index = FullText(tmp_path / "index", bucket="default")
+    try:
+        assert asyncio.run(follow(node.url, index, end="now", flow_control_buffer=WINDOW)) == count
+        assert index.count() == count
+    finally:
+        index.close()
+    assert len(held) >= count
+    assert max(held) <= WINDOW + size + OVERHEAD
+
+
+def test_of_verify(
+    kept: tuple[RunningNode, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it takes from the bucket and from the table at once; only digests of it are kept."""
+    node, size, count = kept
+    made = build_mirror(LocalJobs(), node.url, tmp_path / "table", once=True, in_background=False)
+    made.prepare()
+    made.run()
+    seen: dict[str, list[pa.Table]] = {"of_changes": [], "of_rows": []}
+    for name, tables in seen.items():
+        digest = getattr(Digester, name)
+
+        def watched(self: Digester, rows: pa.Table, digest: Any = digest, tables: Any = tables) -> pa.Table:
+            tables.append(rows)
+            digests = digest(self, rows)
+            assert digests.nbytes < OVERHEAD * 10
+            return digests
+
+        monkeypatch.setattr(Digester, name, watched)
+    given = source_options(node.url, {"flowControlBuffer": str(WINDOW)})
+    verdict = verify_table(LocalJobs(), given, open_table(tmp_path / "table"))
+    close_idle_sources()
+    assert verdict.equal
+    assert (verdict.documents, verdict.rows) == (count, count)
+    check(seen["of_changes"], WINDOW, size, count)
+    check(seen["of_rows"], scan._BATCH_BYTES, size, count)
