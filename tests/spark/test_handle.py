@@ -67,6 +67,28 @@ def test_blocking_calls_under_a_running_loop_and_from_any_thread(tmp_path: Path)
         assert failed == []
 
 
+def test_it_has_the_calls_of_a_streaming_query(tmp_path: Path) -> None:
+    calls = "awaitTermination stop isActive status lastProgress recentProgress exception name id"
+    with tailrace.testing.node(vbuckets=2) as node:
+        handle = api.mirror(None, node.url, tmp_path / "table")  # type: ignore[arg-type]
+        try:
+            assert all(hasattr(handle, name) for name in calls.split())
+            assert isinstance(handle.name, str) and isinstance(handle.id, str)
+            assert handle.awaitTermination(0.05) is False
+            assert {"message", "isDataAvailable", "isTriggerActive"} <= handle.status.keys()
+        finally:
+            handle.stop()
+        assert handle.awaitTermination(60) is True
+        assert handle.awaitTermination() is None and not handle.isActive
+        assert handle.status["message"] == "stopped"
+        assert (handle.lastProgress, handle.recentProgress) == (None, []), "it had nothing to do"
+        node.set("k", {"n": 1})
+        handle = api.mirror(None, node.url, tmp_path / "table", once=True)  # type: ignore[arg-type]
+        assert handle.awaitTermination(60) is True
+        assert [progress["changes"] for progress in handle.recentProgress] == [1]
+        assert handle.lastProgress == handle.recentProgress[-1]
+
+
 def test_what_a_notebook_shows() -> None:
     handle = MirrorHandle("tailrace mirror of <b>bucket</b>")
     assert "none yet" in handle._repr_html_()

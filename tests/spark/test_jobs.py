@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
+import tailrace.spark as ts
+import tailrace.testing
+from spark.local_jobs import LocalJobs
+from tailrace.spark.rounds.connections import close_idle_sources
 from tailrace.spark.rounds.jobs import SparkJobs
+from tailrace.spark.rounds.setup import build_mirror
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -40,6 +45,34 @@ def test_every_piece_is_told_and_the_thread_keeps_its_own_names(spark: Any) -> N
         context.clearJobTags()
         for name in _PROPERTIES:
             context.setLocalProperty(name, None)
+
+
+def descriptions(context: Any) -> set[str]:
+    """What Spark's pages call the jobs that there were."""
+    jobs = context._jsc.sc().statusStore().jobsList(None)
+    told = (jobs.apply(number).description() for number in range(jobs.size()))
+    return {each.get() for each in told if each.isDefined()}
+
+
+def test_the_jobs_of_a_mirror_say_what_they_are(spark: Any, tmp_path: Path) -> None:
+    table = str(tmp_path / "table")
+    with tailrace.testing.node(vbuckets=4) as node:
+        for number in range(24):  # small files are worth a compaction; without Spark they are made sooner
+            node.set(f"k{number}", {"n": number})
+            made = build_mirror(
+                LocalJobs(), node.url, table, once=True, maintenance=False, in_background=False
+            )
+            made.prepare()
+            made.run()
+        for number in range(30):
+            node.set(f"late{number}", {"n": number})
+        ts.mirror(spark, node.url, table, once=True).awaitTermination()
+        assert ts.verify(spark, node.url, table).equal
+    close_idle_sources()
+    told = descriptions(spark.sparkContext)
+    assert "tailrace mirror of default: round 0, 30 changes" in told
+    assert any(text.startswith("tailrace mirror: compaction of ") for text in told), told
+    assert f"tailrace verify: {table}" in told
 
 
 def until(what: Callable[[], bool]) -> None:

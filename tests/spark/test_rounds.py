@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -112,6 +113,39 @@ def test_documents_overwrites_and_deletes_arrive(node: Any, table: MemoryTable) 
     (said,) = once(node, table)
     assert said.rows_masked == len({*range(0, 200, 3), *range(0, 200, 7)})
     assert_equal(node, table)
+
+
+JSON_FIELDS = "batch changes rolled_back versions rows_written rows_masked bytes_written lag_changes lag_s"
+JSON_SECONDS = {"plan", "read", "write", "commit", "maintain", "compaction"}
+
+
+def test_what_scripts_are_told_of_each_commit(node: Any, table: MemoryTable) -> None:
+    """The fields of `--json`, which `handle.lastProgress` has too: none is renamed or lost unnoticed."""
+    fill(node, 100)
+    marks = {vbucket: node.high_seqno(vbucket) for vbucket in range(VBUCKETS)}
+    said = once(node, table)
+    fill(node, 100, 2, "lost")
+    said += once(node, table)
+    for vbucket, seqno in marks.items():
+        node.rewind(vbucket, seqno)
+    fill(node, 100, 10, "other")
+    said += once(node, table)
+    lines = [json.loads(json.dumps(progress.to_json())) for progress in said]
+    for line in lines:
+        assert set(JSON_FIELDS.split()) <= line.keys()
+        assert line["seconds"].keys() >= JSON_SECONDS
+        assert all(isinstance(spent, float) and spent >= 0 for spent in line["seconds"].values())
+        assert min(line["seconds"][name] for name in ("plan", "read", "write", "commit")) > 0
+        assert line["lag_changes"] == 0
+        assert 0 <= line["lag_s"] < 60
+        assert line["bytes_written"] > 0
+    assert [(line["changes"], line["rows_written"], line["rows_masked"]) for line in lines] == [
+        (100, 100, 0),
+        (50, 50, 50),
+        (10, 10, 10),
+    ]
+    assert [len(line["rolled_back"]) for line in lines] == [0, 0, VBUCKETS]
+    assert [line["versions"] for line in lines] == [[version] for version in (1, 2, 4)]
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
