@@ -1,8 +1,10 @@
-"""Typed tables of several collections on an object store, with kept deletes: from a node to every reader."""
+"""An object store, from a node to every reader: typed tables of several collections, and all on Spark."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from tailrace.table.opening import TableOptions, open_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 ORDERS, USERS = "shop.orders", "shop.users"
+PASSWORD = "hush-password-7"
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +90,77 @@ def test_two_collections_with_kept_deletes(spark: Any, options: dict[str, str]) 
     assert [row.asDict() for row in some.collect()] == [{"total": 2.5}]
     with pytest.raises(TailraceError, match="has no column 'totl'"):
         ts.table(spark, tables[ORDERS], columns=["totl"], storage_options=options)
+
+
+def test_executors_write_to_the_store_and_spark_shows_no_secret(
+    spark: Any, options: dict[str, str], tmp_path: Path
+) -> None:
+    """Mirror, change log, verify and the spool of a stream, with nothing shared but the store."""
+    place, secret = f"s3://{BUCKET}/{unique_name()}", options["aws_secret_access_key"]
+    users, storage = (
+        {"Administrator": PASSWORD},
+        {f"storageOption.{name}": text for name, text in options.items()},
+    )
+    shown: list[str] = []
+    with tailrace.testing.node(vbuckets=4, users=users) as node:
+        login = {"username": "Administrator", "password": PASSWORD}
+        for number in range(40):
+            node.set(f"k{number}", {"n": number})
+
+        def once() -> None:
+            handle = ts.mirror(
+                spark,
+                node.url,
+                f"{place}/t",
+                once=True,
+                changes=f"{place}/log",
+                options=login,
+                storage_options=options,
+            )
+            handle.awaitTermination()
+            shown.extend([repr(handle), handle._repr_html_(), json.dumps(handle.recentProgress)])
+
+        once()
+        marks = {vbucket: node.high_seqno(vbucket) for vbucket in range(4)}
+        for number in range(0, 40, 2):
+            node.set(f"k{number}", {"lost": number})
+        once()
+        for vbucket, seqno in marks.items():
+            node.rewind(vbucket, seqno)
+        once()
+        assert ts.verify(spark, node.url, f"{place}/t", options=login, storage_options=options).equal
+        live = ts.table(spark, f"{place}/t", storage_options=options)
+        assert live.count() == 40
+        changes = ts.table(spark, f"{place}/log", storage_options=options)
+        assert changes.where("op = 'mutation'").count() == 60
+        assert ts.live_changes(changes).where("op = 'mutation'").count() == 40
+        rows: list[Any] = []
+        read = spark.readStream.format("tailrace").options(**login, **storage)
+        query = (
+            read.option("startingOffsets", "earliest")
+            .option("spoolDir", f"{place}/spool")
+            .load(node.url)
+            .writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .foreachBatch(lambda batch, _: rows.extend(batch.collect()))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        assert len(rows) == 40
+        shown.append(json.dumps([progress.json for progress in query.recentProgress]))
+        shown.append(query._jsq.explainInternal(True))
+        batch = spark.read.format("tailrace").options(**login, **storage).load(node.url)
+        for frame in (live, changes, batch):
+            shown.append(frame._jdf.queryExecution().toString())
+        assert batch.count() == 40
+    text = "\n".join(shown)
+    assert "tailrace" in text
+    assert secret not in text
+    assert PASSWORD not in text
+    written = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
+    assert written
+    assert not [
+        path
+        for path in written
+        if secret.encode() in path.read_bytes() or PASSWORD.encode() in path.read_bytes()
+    ]
