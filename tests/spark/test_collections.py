@@ -84,6 +84,25 @@ def test_a_collection_that_never_was_is_an_error(node: Any, client: KvClient, tm
     assert not list(tmp_path.iterdir()), "nothing was made, also not for those that are there"
 
 
+@pytest.mark.parametrize(
+    ("places", "says"),
+    [
+        (["t", "./t", None], "two tables can't be at .*/t; choose another path"),
+        (["t", "u", "u/"], "two tables can't be at .*/u; choose another path"),
+        (["t", "t/u", None], "/t/u lies inside of the table at .*/t, "),
+        (["t", "u", "t/a/log"], "/t/a/log lies inside of the table at .*/t, "),
+    ],
+)
+def test_tables_in_one_place_are_refused_before_one_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    orders, users, changes = places
+    with pytest.raises(UsageError, match=says):  # and before anybody is asked: nobody listens there
+        build_mirror(LocalJobs(), "couchbase://127.0.0.1:1", {ORDERS: orders, USERS: users}, changes=changes)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_collection_that_was_dropped_is_said(node: Any, client: KvClient, tmp_path: Path) -> None:
     """Its table exists: that is no mistake in the command, and the table becomes what the collection is."""
     tables = {ORDERS: str(tmp_path / "orders")}

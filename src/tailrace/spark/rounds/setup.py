@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any, TypedDict
 
 from ...clock import SYSTEM, Clock
@@ -14,6 +15,7 @@ from ...table.compaction import CompactionPolicy
 from ...table.document_columns import INFER, DocumentColumns
 from ...table.opening import TableOptions, open_or_create, open_table, table_exists
 from ...table.rows import table_schema
+from ...table.store import TableStore
 from ..source.feed import collection_paths, open_source
 from ..source.options import Options, parse_mirror_options
 from .assignment import Assignment, MirrorSettings
@@ -120,6 +122,7 @@ def build_mirror(
     # another. The position would move on over its documents. The tables take what is theirs by name.
     parsed = parse_mirror_options(given)
     how = TableOptions(dict(storage_options or {}), undo_s, undo_bytes, clock)
+    _check_apart([place.uri for place in chosen] + ([] if changes is None else [os.fspath(changes)]))
     tables_there = [open_table(place.uri, how) if table_exists(place.uri, how) else None for place in chosen]
     given, has_transactions = mirror_contents(
         given, parsed.include_transactions, [place.scope for place in chosen], tables_there
@@ -206,6 +209,19 @@ def _chosen(tables: StrPath | Mapping[str, StrPath]) -> list[CollectionTable]:
             raise UsageError(f"{path!r} is no collection; write scope.collection")
         chosen.append(CollectionTable(os.fspath(uri), scope, collection))
     return chosen
+
+
+def _check_apart(uris: Sequence[str]) -> None:
+    """`UsageError` for tables in one place or inside of each other, before one of them is made."""
+    places = [TableStore(uri).uri for uri in uris]
+    for first, second in permutations(places, 2):
+        if first == second:
+            raise UsageError(f"two tables can't be at {first}; choose another path for one of them")
+        if second.startswith(f"{first}/"):
+            raise UsageError(
+                f"{second} lies inside of the table at {first}, and whoever cleans that one up takes it for "
+                "waste; choose another path"
+            )
 
 
 def _missing(
