@@ -307,9 +307,9 @@ DROPPED = """
     number = {number}
     # importlib has callbacks like this one
     lock = weakref.ref(module, lambda _: signal.raise_signal(number))
-    del module
     try:
         print("ready", flush=True)
+        del module
         for _ in range(600):
             time.sleep(0.1)  # as above
     finally:
@@ -328,6 +328,33 @@ def test_a_signal_that_the_interpreter_drops_comes_again(number: signal.Signals,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr.strip()) == (code, "ready\ncleaned up\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_the_interpreter_drops_at_the_end_of_a_command_ends_nothing_else(
+    number: signal.Signals,
+) -> None:
+    """It came again when nobody was there any more to take it: the exit code was that of a killed process."""
+    body = f"""
+        import weakref
+        class Module: pass
+        module = Module()
+        lock = weakref.ref(module, lambda _: signal.raise_signal({int(number)}))
+        del module
+        return 1
+        """
+    ending = """
+        import threading
+        main._AGAIN_S = 10.0  # so long after its end
+        code = main.main(["probe"])
+        for thread in set(threading.enumerate()) - {threading.main_thread()}:
+            thread.join()
+        sys.exit(code)
+        """
+    script = textwrap.dedent(PROBE.format(body=body.strip())).rpartition("sys.exit")[0]
+    script += textwrap.dedent(ending)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (1, "", "")
 
 
 EARLY = """

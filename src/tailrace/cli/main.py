@@ -334,11 +334,14 @@ def _sigterm_ends_with_0() -> Iterator[None]:
     """While the block runs, SIGTERM unwinds the program as `SystemExit`; asyncio lets that one through.
 
     What is raised in the callback of a weak reference or in a ``__del__`` unwinds nothing, the interpreter
-    drops it; and importlib has such callbacks. A signal that this happens to comes again.
+    drops it; and importlib has such callbacks. A signal that this happens to comes again, unless the block
+    has ended by then: who would take it is gone, and what it was to end is done.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set signal handlers
         return
+
+    coming: list[threading.Timer] = []
 
     def end(_number: int, _frame: FrameType | None) -> NoReturn:
         raise SystemExit(DONE)
@@ -348,6 +351,7 @@ def _sigterm_ends_with_0() -> Iterator[None]:
             number = signal.SIGINT if issubclass(what.exc_type, KeyboardInterrupt) else signal.SIGTERM
             again = threading.Timer(_AGAIN_S, os.kill, [os.getpid(), number])  # here it would be dropped, too
             again.daemon = True
+            coming.append(again)
             again.start()
         else:
             hook_before(what)
@@ -358,6 +362,8 @@ def _sigterm_ends_with_0() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = hook_before
+        for again in coming:
+            again.cancel()
         signal.signal(signal.SIGTERM, before)
 
 
