@@ -23,22 +23,23 @@ endif
 
 # What a newcomer waits for, so no more than the demo needs. pip compiles all modules that it installs: here those are
 # compiled that are imported. And it would build us in an environment with a second NumPy and all of IPython, which the
-# chart library's package names and its two files don't need.
+# chart library's package names and its two files don't need. An environment that was begun and has no pip (Debian's
+# Python leaves one where python3-venv is missing) is made again.
 $(DEMO): pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing into $(VENV), once: 650 MB to download, of which Spark is 456; 1.1 GB on disk."
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@test -e $@ || echo "Installing into $(VENV), once: 650 MB to download, of which Spark is 456; 1.1 GB on disk."
 	@$(PIP) --quiet --no-compile "hatchling>=1.25" editables
 	@$(PIP) --quiet --no-compile --no-deps "uplot-python==1.1.1"
 	@$(PIP) --quiet --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -m pip uninstall --quiet --yes uplot-python
 	$(PIP) --no-compile "tailrace[spark]"
-	@touch $(DEMO)
+	@touch $@
 
 # Compiling modules of others warns, and in tests a warning is an error: they are compiled here.
 $(STAMP): $(DEMO)
 	$(PIP) --quiet --no-compile "tailrace[spark,dev]"
 	-$(BIN)/python -m compileall -qq -j 2 $(VENV)/lib
-	touch $(STAMP)
+	touch $@
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests bench docs examples
@@ -54,9 +55,9 @@ caches:
 
 # What the Javas of the tests start from: it halves what each of them costs. They also start without it.
 $(JAVA): $(STAMP) tests/quick_java.py
-	@mkdir -p $(@D)
-	$(BIN)/python tests/quick_java.py $@ 2>build/quick_java.log \
-	|| echo "$@ could not be made, build/quick_java.log says why: the tests take longer" >&2
+	@mkdir -p $(@D) || true
+	$(BIN)/python tests/quick_java.py $@ 2>$(@D)/quick_java.log \
+	|| echo "$@ could not be made, $(@D)/quick_java.log says why: the tests take longer" >&2
 
 # Six workers on two cores: many tests wait for something, a timeout or a process. WORKERS=4 needs less memory.
 check: $(STAMP) $(JAVA) caches
@@ -114,4 +115,4 @@ demo: $(DEMO)
 	$(BIN)/tailrace demo
 
 clean:
-	rm -rf $(VENV) $(JAVA) build/interop .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(JAVA) build/quick_java.log build/interop .pytest_cache .mypy_cache .ruff_cache
