@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from server.serverkit import Bench, ask, http_answer
+from tailrace.errors import StoreError
 from tailrace.server import stats
 from tailrace.server.http import (
     HttpContent,
@@ -124,7 +125,16 @@ def test_the_view_says_that_the_disk_takes_nothing() -> None:
         work.disk_is_full = is_full
         work.after_flush(lambda _: None)
         *_, view = gather_node_view(bench.node, has_faults=False)
-        assert view["buckets"]["default"]["disk_refuses"] is is_full
+        assert view["buckets"]["default"]["flush_fails"] is is_full
+
+
+def test_the_view_does_not_say_that_changes_stay_in_memory_when_only_maintenance_fails() -> None:
+    bench = Bench(vbuckets=4)
+    bench.node.buckets["default"].work._maintenance.trouble.met(StoreError("a block can't be read"))
+    *_, view = gather_node_view(bench.node, has_faults=False)
+    bucket = view["buckets"]["default"]
+    assert (bucket["flush_fails"], bucket["maintenance_fails"]) == (False, True)
+    assert [event["event"] for event in view["events"]] == ["maintenance_failed"]
 
 
 def test_figures_as_one_object() -> None:

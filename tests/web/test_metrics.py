@@ -227,6 +227,18 @@ def test_a_mirror_that_waits_for_something_to_get_better_is_in_trouble() -> None
     assert not says("round 7: reading 3 changes of 1 vbucket")
 
 
+def test_what_happens_often_pushes_no_rollback_out() -> None:
+    """The page said that all was in step when nobody had verified what was rolled back."""
+    mirror = MirrorFigures("default", "people")
+    mirror.add(RoundProgress(3, 40, (1,), (5,), rows_rolled_back=1))
+    for number in range(1_000):
+        mirror.trouble(f"the bucket can't be reached: attempt {number}")
+    kept = mirror.stats()["events"]
+    assert len(kept) == 500
+    assert [event["event"] for event in kept[:2]] == ["rollback", "trouble"]
+    assert kept[-1]["text"].endswith("attempt 999")
+
+
 def test_one_rollback_is_told_in_the_singular() -> None:
     mirror = MirrorFigures("default", "people")
     mirror.add(RoundProgress(3, 40, (1,), (5,), rows_rolled_back=1))

@@ -81,7 +81,17 @@ class BackgroundWork:
     @property
     def disk_refuses(self) -> bool:
         """The last commit or maintenance failed: nobody knows when the disk will accept something again."""
-        return self._flush_trouble.is_on or self._maintenance.trouble.is_on
+        return self.flush_fails or self.maintenance_fails
+
+    @property
+    def flush_fails(self) -> bool:
+        """The last commit failed: changes stay in memory."""
+        return self._flush_trouble.is_on
+
+    @property
+    def maintenance_fails(self) -> bool:
+        """What was sealed or merged last failed; commits may go on meanwhile."""
+        return self._maintenance.trouble.is_on
 
     @property
     def busy(self) -> bool:

@@ -4,11 +4,11 @@ const none = (columns, text) => make("tr", make("td", text, { class: "dim", cols
 function draw(all) {
   const m = all.mirror, rounds = all.rounds, last = rounds.at(-1), tables = last ? last.tables : [];
   const problems = [];
-  if (m.trouble) problems.push(`The table gets nothing new, and the mirror tries again: ${m.message}.`);
+  if (m.trouble) problems.push(`Not in step with all of the bucket, and the mirror keeps trying: ${m.message}.`);
   if (m.lag_s > 300) problems.push(`The table is ${seconds(m.lag_s)} behind the bucket.`);
   if (all.verify && !all.verify.equal) problems.push(`The last verify found ${many(all.verify.differences, "difference")}.`);
   const back = all.events.filter(e => e.event === "rollback");
-  const told = back.length ? `The bucket took back changes ${back.length === 1 ? "once" : back.length + " times"}, and the table followed: ${many(m.rows_rolled_back, "row")} undone, and read on. ` : "";
+  const told = back.length ? `The bucket took back changes ${back.length === 1 ? "once" : back.length + " times"}, and the table followed: ${many(m.rows_rolled_back, "row")} ${m.rows_rolled_back === 1 ? "was" : "were"} undone. ` : "";
   const proved = back.length && all.verify && all.verify.equal && all.verify.time > back.at(-1).time;
   if (told && !proved) problems.push(`${told}Run 'tailrace verify' to prove that they agree.`);
   const begun = last || m.message === "waiting for changes";

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +94,7 @@ class MirrorFigures:
         self._last: RoundProgress | None = None
         self._began = clock.monotonic()
         self._rounds: deque[dict[str, Any]] = deque(maxlen=_KEPT_ROUNDS)
-        self._events: deque[dict[str, Any]] = deque(maxlen=_KEPT_EVENTS)
+        self._events: list[dict[str, Any]] = []
 
     def add(self, progress: RoundProgress) -> None:
         """A round is done."""
@@ -112,7 +112,7 @@ class MirrorFigures:
             now_s = self._clock.time_ns() / 1e9
             self._rounds.append({"time": now_s, **progress.to_json()})
             if progress.rolled_back:
-                self._events.append(
+                self._remember(
                     {
                         "time": now_s,
                         "event": "rollback",
@@ -126,7 +126,16 @@ class MirrorFigures:
                     }
                 )
             if progress.compacted:
-                self._events.append({"time": now_s, "event": "compaction", "text": progress.compacted})
+                self._remember({"time": now_s, "event": "compaction", "text": progress.compacted})
+
+    def _remember(self, event: dict[str, Any]) -> None:
+        """In place of the oldest of the kind that there is most of: compactions, and the attempts to reach a
+        bucket, push no rollback out that nobody has looked at.
+        """
+        if len(self._events) >= _KEPT_EVENTS:
+            ((most, _),) = Counter(kept["event"] for kept in self._events).most_common(1)
+            del self._events[next(at for at, kept in enumerate(self._events) if kept["event"] == most)]
+        self._events.append(event)
 
     def note_versions(self, versions: Iterable[int]) -> None:
         """The versions of the tables, where no round has reported them."""
@@ -140,7 +149,7 @@ class MirrorFigures:
         with self._lock:
             self.troubles += 1
             self._trouble = text
-            self._events.append({"time": self._clock.time_ns() / 1e9, "event": "trouble", "text": text})
+            self._remember({"time": self._clock.time_ns() / 1e9, "event": "trouble", "text": text})
 
     def why_not_ready(self) -> str:
         """Empty: it has committed a round, or found that there is nothing to do."""
@@ -149,7 +158,7 @@ class MirrorFigures:
         return "" if is_ready else f"no round is committed yet: {self.status['message']}"
 
     def _is_in_trouble(self) -> bool:
-        """It does nothing at the moment but wait for something to get better."""
+        """All or a part of the bucket can't be read at the moment, or a round has just failed."""
         message = str(self.status["message"])
         return message == self._trouble or message.startswith("waiting for nodes")
 

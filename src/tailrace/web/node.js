@@ -34,7 +34,8 @@ function draw(view) {
   const problems = [];
   if (!n.ready) problems.push("The node waits for its cluster map and serves nothing.");
   for (const [name, b] of Object.entries(view.buckets)) {
-    if (b.disk_refuses) problems.push(`The disk takes nothing of bucket ${name}: changes stay in memory. Below is what it says.`);
+    if (b.flush_fails) problems.push(`The disk takes nothing of bucket ${name}: changes stay in memory. The reason is below.`);
+    else if (b.maintenance_fails) problems.push(`Files of bucket ${name} can't be sealed or merged: memory and disk fill up. The reason is below.`);
     if (b.back_pressure) problems.push(`Bucket ${name} refuses writes: the disk is behind.`);
     if (b.lost_changes) problems.push(`Bucket ${name} has lost ${many(b.lost_changes, "change")} in ${many(b.failovers, "failover")} of vbuckets.`);
   }
@@ -44,7 +45,7 @@ function draw(view) {
   verdict(problems, "All is well.");
   show("head", `Tailrace ${n.version}, up for ${seconds(n.uptime_s)}`);
   show("tiles", tile("connections", count(n.connections)), tile("streams", count(view.streams.length)), tile("logins refused", count(n.logins_refused), n.logins_refused), tile("received", bytes(n.received_bytes)), tile("sent", bytes(n.sent_bytes)), tile("disk used", Math.round(n.disk_used * 100) + " %"));
-  const marks = view.events.filter(e => ["failover", "rollback", "fault", "flush_failed"].includes(e.event)).map(e => ({ t: e.time, text: e.text }));
+  const marks = view.events.filter(e => ["failover", "rollback", "fault", "flush_failed", "maintenance_failed"].includes(e.event)).map(e => ({ t: e.time, text: e.text }));
   if (past.time.length) {
     chart("rate", "Writes and reads a second", [{ name: "writes", colour: "--blue", points: rate("writes") }, { name: "reads", colour: "--green", points: rate("reads") }], marks, count);
     chart("sent", "Sent a second", [{ name: "", colour: "--violet", points: rate("sent_bytes") }], marks, bytes);

@@ -126,7 +126,8 @@ def _bucket(bucket: ServedBucket) -> dict[str, Any]:
         "quota_bytes": store.settings.memory_quota,
         "disk_bytes": store.stats()["disk_bytes"],
         "back_pressure": bucket.work.back_pressure.is_on,
-        "disk_refuses": bucket.work.disk_refuses,
+        "flush_fails": bucket.work.flush_fails,
+        "maintenance_fails": bucket.work.maintenance_fails,
         "failovers": bucket.failovers,
         "lost_changes": bucket.lost_changes,
     }
