@@ -85,6 +85,28 @@ def test_one_that_ended_by_itself_has_said_why(monkeypatch: pytest.MonkeyPatch) 
         assert f"ended with 53 ({why}); start again when" in str(lost_java(refused_by_java()))
 
 
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("os._exit(143)", "was killed (SIGTERM); start again, nothing"),
+        ("os.kill(os.getpid(), 40)", "was killed (signal 40); start again, nothing"),
+        ("os._exit(53)", "ended with 53 (java.io.IOException: of a task, hours ago)"),
+    ],
+)
+def test_what_it_said_before_is_not_why_a_signal_ended_it(
+    monkeypatch: pytest.MonkeyPatch, end: str, told: str
+) -> None:
+    """Java takes SIGTERM itself, and ends with 143: that was said to be because of the last exception."""
+    monkeypatch.setattr(java_process, "_stderr", [])
+    with tempfile.TemporaryFile() as stderr:
+        code = f"import os; os.write(2, b'java.io.IOException: of a task, hours ago\\n'); {end}"
+        process = subprocess.Popen([sys.executable, "-c", code], stderr=stderr)
+        process.wait()
+        java_process.listen_to(stderr)
+        monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
+        assert told in str(lost_java(refused_by_java()))
+
+
 def test_what_java_said_last_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkContext, "_gateway", None)
     error = RuntimeError("a job failed")

@@ -56,8 +56,8 @@ def _lost() -> SparkLost:
         code = None
     if code is None:
         end = "does not answer any more"
-    elif code < 0:
-        end = f"was killed ({signal.Signals(-code).name})"
+    elif name := _signal_of(code):
+        end = f"was killed ({name})"
     elif reason := _last_words():
         return SparkLost(
             f"Spark's Java process ended with {code} ({reason}); start again when that is mended, nothing "
@@ -69,6 +69,15 @@ def _lost() -> SparkLost:
         f"Spark's Java process {end}; start again, nothing that was committed is lost. If the system ran out "
         "of memory, give Spark less (spark.driver.memory) or the machine more"
     )
+
+
+def _signal_of(code: int) -> str:
+    """The signal that a process ended by; Java ends by itself when it gets some, with 128 more."""
+    number = -code if code < 0 else code - 128
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # no signal, or one of those that have no name
+        return f"signal {number}" if code < 0 else ""
 
 
 def _process() -> subprocess.Popen[bytes] | None:
