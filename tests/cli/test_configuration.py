@@ -90,6 +90,27 @@ def test_what_is_printed_back_is_a_file_without_passwords(run: Run, file: Path) 
     assert everything["host"] == "127.0.0.1" and everything["user"] == ["ada:***"]
 
 
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("[mirror]\nconf = ['spark.hadoop.fs.s3a.secret.key=hunter2']", "spark.hadoop.fs.s3a.secret.key=***"),
+        ("[verify]\nconf = ['spark.hadoop.fs.azure.account.key.x=hunter2']", "account.key.x=***"),
+        ("[mirror]\nconf = ['spark.driver.extraJavaOptions=-DtrustStorePassword=hunter2']", "Options=***"),
+        ("[mirror]\nconf = ['spark.driver.memory=2g']", "spark.driver.memory=2g"),
+        ("[mirror]\nstorage-option = ['hunter2']", "***"),
+        ("[serve]\nuser = ['hunter2']", "***"),
+        ("[tail]\ngroup-store = 'redis://:hunt@hunter2@h/0'", "redis://:***@h/0"),
+        ("[serve]\nfault-token = 'hunter2'", "***"),
+    ],
+)
+def test_no_secret_of_an_option_is_printed_back(run: Run, file: Path, written: str, shown: str) -> None:
+    file.write_text(written)
+    for form in ([], ["--json"]):
+        done = run("--config", file, "config", *form)
+        assert "hunter2" not in done.out + done.err
+        assert shown in done.out
+
+
 def test_a_second_name_of_an_option_is_not_printed(run: Run, file: Path) -> None:
     """It was: `once = "now"` beside `to = "now"`, and no command took that back."""
     file.write_text('[tail]\nurl = "couchbase://h"\nto = "now"\n')

@@ -24,7 +24,9 @@ __all__ = ["ENVIRONMENT_PREFIX", "configure", "effective", "shown"]
 ENVIRONMENT_PREFIX = "TAILRACE"
 MAX_BYTES = 1 << 20
 HIDDEN = "***"
-_PASSWORD = re.compile(r"(://[^/@:]*:)[^/@]*(@)")
+_PASSWORD = re.compile(r"(://[^/@:]*:)[^/]*(@)")
+_SECRET = re.compile(r"(?i)secret|passw|passphrase|token|credential|(access|account)[._-]?key|sas[._-]?key")
+"""In a setting of Spark: what Spark itself hides (``spark.redaction.regex``), and what it leaves out."""
 
 Section = dict[str, Any]
 
@@ -195,7 +197,13 @@ def shown(name: str, value: object) -> object:
     if name == "fault-token":
         return HIDDEN
     if name in ("user", "http-user"):
-        return text.partition(":")[0] + ":" + HIDDEN
-    if name == "storage-option":
-        return text.partition("=")[0] + "=" + HIDDEN
+        return _first_part(text, ":")
+    if name == "storage-option" or (name == "conf" and _SECRET.search(text)):
+        return _first_part(text, "=")
     return _PASSWORD.sub(rf"\1{HIDDEN}\2", text)
+
+
+def _first_part(text: str, separator: str) -> str:
+    """The name before a secret; of a text that has no name all may be one."""
+    name, found, _ = text.partition(separator)
+    return f"{name}{separator}{HIDDEN}" if found else HIDDEN

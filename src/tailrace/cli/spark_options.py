@@ -110,7 +110,7 @@ def open_spark(master: str | None, conf: tuple[str, ...], *, name: str) -> Itera
     for text in conf:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise UsageError(f"--conf is {text!r}, but must be NAME=VALUE")
+            raise UsageError("--conf must be NAME=VALUE, such as spark.driver.memory=2g")
         settings[key] = value
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
