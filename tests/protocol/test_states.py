@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 from enum import Enum
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from syntax_trees import parse
 from tailrace.errors import LocalProtocolError
 from tailrace.protocol import states
-from tailrace.protocol.states import MACHINES, STREAM_TRANSITIONS, Machine, StreamState
+from tailrace.protocol.states import MACHINES, STREAM_TRANSITIONS, Machine, StreamInput, StreamState
 
-SPEC = Path(__file__).parents[2] / "docs" / "spec" / "dcp.md"
+ROOT = Path(__file__).parents[2]
+SPEC = ROOT / "docs" / "spec" / "dcp.md"
 
 
 def test_the_stream_of_a_producer_is_the_documents() -> None:
@@ -70,3 +73,35 @@ def test_every_table_is_listed() -> None:
     tables = {name: table for name, table in vars(states).items() if name.endswith("_TRANSITIONS")}
     assert len(tables) == len(MACHINES)
     assert all(any(table is listed for listed in MACHINES.values()) for table in tables.values())
+
+
+def set_from_outside(code: str) -> list[int]:
+    """The lines that give a machine a state, without asking its table."""
+    return [
+        node.lineno
+        for node in ast.walk(parse(code))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and node.attr == "state"
+        and ast.unparse(node.value).endswith("machine")
+    ]
+
+
+def test_nobody_sets_the_state_of_a_machine() -> None:
+    assert {
+        path.name: lines
+        for path in (ROOT / "src").rglob("*.py")
+        if (lines := set_from_outside(path.read_text()))
+    } == {}
+
+
+def test_who_sets_it_is_noticed() -> None:
+    assert set_from_outside("self._machine.state = DONE\nx = stream.machine.state\nself.state = 1") == [1]
+
+
+def test_what_does_not_count_is_undone() -> None:
+    machine = Machine(STREAM_TRANSITIONS, StreamState.PENDING)
+    before = machine.state
+    machine.feed(StreamInput.STARTED)
+    machine.undo(before)
+    assert machine.state is StreamState.PENDING

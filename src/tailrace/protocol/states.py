@@ -77,6 +77,10 @@ class Machine(Generic[S, I]):
             raise LocalProtocolError(f"{happened.value} can't happen while {self.state.value}") from None
         return self.state
 
+    def undo(self, state: S) -> None:
+        """Go back to a state that it was in: what has happened since does not count."""
+        self.state = state
+
 
 # A connection of a node, as producer (all streams) or as replica (DCP and UPR).
 

@@ -102,7 +102,7 @@ class ChunkRuns:
         for stream, *fields, state in self._before:
             stream.position, stream.marker, stream.log, stream.purge_seqno = fields[:4]
             stream.undo_to, stream.answer_at, stream.oso_high = fields[4:]
-            stream.machine.state = state
+            stream.machine.undo(state)
 
     def commit(self) -> None:
         """Everything was good: the streams stand where the chunk ends."""
