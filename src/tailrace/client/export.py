@@ -16,10 +16,9 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..columns.batch import SCHEMA
-from ..columns.row_kinds import ROLLBACK, kind_of
+from ..columns.row_kinds import ROLLBACK, are_changes, are_mutations, kind_of
 from ..files import scratch_file, scratch_folder
 from .aio import Source
 from .events import Mutation
@@ -32,7 +31,6 @@ HELD_BYTES = 32 << 20
 """Of changes that are kept in memory, and of documents that are handed on at once; about."""
 _U64 = 0xFFFF_FFFF_FFFF_FFFF
 _IDENTITY = ["vbucket", "scope", "collection", "key"]
-_CHANGES = ["mutation", "deletion", "expiration"]
 
 
 async def documents(source: Source, advance: Callable[[int], None]) -> AsyncIterator[pa.Table]:
@@ -113,7 +111,7 @@ class KeptChanges:
         """Which rows are the newest change of their document, and a mutation."""
         outline = pa.Table.from_batches(self._outlines)
         row_numbers = np.arange(self._rows)
-        counts = np.asarray(pc.is_in(outline["op"], pa.array(_CHANGES)))
+        counts = np.asarray(are_changes(outline))
         vbuckets, seqnos = np.asarray(outline["vbucket"]), np.asarray(outline["seqno"])
         for rows, vbucket, seqno in self._rollbacks:
             counts &= ~((row_numbers < rows) & (vbuckets == vbucket) & (seqnos > seqno))
@@ -121,7 +119,7 @@ class KeptChanges:
         last = numbered.group_by(_IDENTITY, use_threads=False).aggregate([("row", "max")])["row_max"]
         is_alive = np.zeros(self._rows, np.bool_)
         is_alive[np.asarray(last)] = True
-        is_alive &= np.asarray(pc.equal(outline["op"], "mutation"))
+        is_alive &= np.asarray(are_mutations(outline))
         return is_alive
 
     def _put_aside(self) -> None:

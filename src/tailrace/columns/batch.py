@@ -53,7 +53,7 @@ from .scanner import (
     scan,
 )
 
-__all__ = ["SCHEMA", "Decoded", "Names", "decode", "to_batch"]
+__all__ = ["SCHEMA", "Decoded", "Names", "decode", "strings_of", "to_batch"]
 
 SCHEMA = pa.schema(
     [
@@ -273,13 +273,15 @@ def _repeated(name: str, content: str | int | None, count: int) -> pa.Array:
 
 def _words(words: Sequence[str], index: NDArray[Any]) -> pa.Array:
     """A column of a few words."""
-    # as above without `pa.array` and `to_numpy`: the first of them in a process would import pandas
+    return strings_of(words).take(_array(pa.int32(), index.astype(np.int32)))
+
+
+def strings_of(words: Sequence[str]) -> pa.Array:
+    """As ``pa.array(words)``, the first of which in a process would import pandas."""
     encoded = [word.encode() for word in words]
     offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
-    return pa.Array.from_buffers(pa.string(), len(words), buffers).take(
-        _array(pa.int32(), index.astype(np.int32))
-    )
+    return pa.Array.from_buffers(pa.string(), len(words), buffers)
 
 
 def _common(column: NDArray[Any]) -> int | None:

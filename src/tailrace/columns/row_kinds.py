@@ -1,4 +1,4 @@
-"""Rows of the pipeline that are no changes of documents, and how to tell them apart.
+"""The kinds of rows of the pipeline, and how to tell them apart: nobody else looks at the words of ``op``.
 
 Changes come in batches of any size; everything else stands in a batch of one row, in its place among them:
 
@@ -16,14 +16,19 @@ from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from .batch import SCHEMA
+from .batch import OPS, SCHEMA, strings_of
 
 __all__ = [
+    "ALL_OPS",
     "CHANGE_OPS",
+    "DELETING_OPS",
     "FLUSH",
     "ROLLBACK",
     "SYSTEM",
+    "are_changes",
+    "are_mutations",
     "empties_collection",
     "kind_of",
     "no_rows",
@@ -33,9 +38,12 @@ __all__ = [
 ]
 
 ROLLBACK, FLUSH, SYSTEM = "rollback", "flush", "system"
-CHANGE_OPS = ("mutation", "deletion", "expiration")
+CHANGE_OPS = OPS
 """Rows that change a document."""
+MUTATION, DELETING_OPS = OPS[0], OPS[1:]
+ALL_OPS = (*CHANGE_OPS, ROLLBACK, FLUSH, SYSTEM)
 
+_CHANGES = strings_of(CHANGE_OPS)
 _WIDTH = 1 << 64
 _EMPTYING = ("collection_created", "collection_dropped")
 
@@ -46,6 +54,16 @@ def kind_of(batch: pa.RecordBatch) -> str | None:
         return None
     op = batch["op"][0].as_py()
     return None if op in CHANGE_OPS else str(op)
+
+
+def are_changes(rows: pa.Table | pa.RecordBatch) -> Any:
+    """For each row whether it changes a document."""
+    return pc.is_in(rows["op"], value_set=_CHANGES)
+
+
+def are_mutations(rows: pa.Table | pa.RecordBatch) -> Any:
+    """For each row whether a document is there after it."""
+    return pc.equal(rows["op"], MUTATION)
 
 
 def empties_collection(batch: pa.RecordBatch) -> bool:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..columns.batch import SCHEMA as CHANGE_SCHEMA
+from ..columns.row_kinds import are_mutations
 from .document_columns import DocumentColumns
 from .typed import RESCUED
 
@@ -23,7 +24,6 @@ __all__ = [
     "DELETED",
     "TABLE_SCHEMA",
     "as_text",
-    "document_ops",
     "key_bytes",
     "rows_of",
     "table_schema",
@@ -51,11 +51,6 @@ _TEXT = ("key", "key_base64", "value", "value_base64")
 _VALUE = ("value", "value_base64")
 
 
-def document_ops() -> pa.Array:
-    """The kinds of change that concern a document; all others say something about the stream."""
-    return pa.array(["mutation", "deletion", "expiration"])
-
-
 def table_schema(*, keep_deletes: bool, documents: DocumentColumns | None = None) -> pa.Schema:
     """The schema of a mirrored table; ``documents`` are the columns of a typed one."""
     schema = TABLE_SCHEMA.append(DELETED) if keep_deletes else TABLE_SCHEMA
@@ -67,7 +62,7 @@ def table_schema(*, keep_deletes: bool, documents: DocumentColumns | None = None
 
 def rows_of(changes: pa.Table, *, keep_deletes: bool = False) -> pa.Table:
     """Changes as rows of the table; deletions are left out, or kept without a value and marked."""
-    is_mutation = pc.equal(changes["op"], "mutation")
+    is_mutation = are_mutations(changes)
     if not keep_deletes:
         changes = changes.filter(is_mutation)
     key, key_base64 = as_text(changes["key"])

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
+from ..columns.row_kinds import are_changes, are_mutations
 from ..crashpoints import crash_point
 from .contract import DataFile, NewFile, TaskResult
 from .datafile import BASE, FIRST_TIER, MAX_FILE_BYTES, MAX_FILE_ROWS, DataFileWriter, size_of
@@ -23,7 +24,7 @@ from .document_columns import DocumentColumns
 from .hashing import Hashes, KeyHash
 from .index import FileIndex
 from .lookup import Documents, find_rows, rows_of_vbuckets
-from .rows import document_ops, rows_of, vbuckets_of, with_document_columns
+from .rows import rows_of, vbuckets_of, with_document_columns
 from .store import TableStore
 from .typed import RESCUED
 
@@ -83,7 +84,7 @@ class RowSink:
     def add(self, changes: pa.Table | pa.RecordBatch) -> None:
         """Changes of documents of this table's collection; all other rows of a stream are left out here."""
         table = pa.Table.from_batches([changes]) if isinstance(changes, pa.RecordBatch) else changes
-        table = table.filter(pc.is_in(table["op"], value_set=document_ops()))
+        table = table.filter(are_changes(table))
         for part in self._cut(table):
             self._waiting.append(part)
             self._waiting_rows += part.num_rows
@@ -227,4 +228,4 @@ def newest_of_each(h1: Hashes, h2: Hashes) -> NDArray[np.intp]:
 
 
 def _is_mutation(changes: pa.Table) -> NDArray[np.bool_]:
-    return np.asarray(pc.equal(changes["op"], "mutation").to_numpy(), dtype=np.bool_)
+    return np.asarray(are_mutations(changes).to_numpy(), dtype=np.bool_)

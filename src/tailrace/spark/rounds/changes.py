@@ -80,7 +80,7 @@ def live_changes(frame: DataFrame) -> DataFrame:
     """The changes of a log that are still true, without the rows that say what is not."""
     from pyspark.sql import functions as sf
 
-    back = frame.where("op = 'rollback'").select(
+    back = frame.where(sf.col("op") == ROLLBACK).select(
         sf.col("vbucket").alias("_vbucket"),
         sf.col("seqno").alias("_seqno"),
         sf.col("log_version").alias("_version"),
@@ -90,7 +90,7 @@ def live_changes(frame: DataFrame) -> DataFrame:
         & (sf.col("seqno") > sf.col("_seqno"))
         & (sf.col("log_version") < sf.col("_version"))
     )
-    return frame.where("op != 'rollback'").join(sf.broadcast(back), undone, "left_anti")
+    return frame.where(sf.col("op") != ROLLBACK).join(sf.broadcast(back), undone, "left_anti")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ...columns.row_kinds import are_mutations
 from ...table.document_columns import DocumentColumns
 from ...table.hashing import KeyHash
 from ...table.row_digest import digest_rows
@@ -88,7 +89,7 @@ class Digester:
         if self._documents is not None:
             texts = pa.table(as_text(changes["value"]), names=list(_VALUE_COLUMNS))
             typed, _ = with_document_columns(texts, self._documents)
-        deleted = pc.not_equal(changes["op"], "mutation")
+        deleted = pc.invert(are_mutations(changes))
         return self._digest(changes, changes["key"], changes["value"], deleted, typed)
 
     def of_rows(self, rows: pa.Table) -> pa.Table:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...columns.row_kinds import kind_of
+from ...columns.row_kinds import are_mutations, kind_of
 from ...errors import UsageError
 from ...model import Position
 from ...table.contract import Table
@@ -122,7 +122,7 @@ def _take_sample(
         if kind_of(batch) is not None:
             continue
         own = pc.and_(pc.equal(batch["scope"], scope), pc.equal(batch["collection"], collection))
-        own = pc.and_(pc.fill_null(own, False), pc.equal(batch["op"], "mutation"))
+        own = pc.and_(pc.fill_null(own, False), are_mutations(batch))
         size += batch.nbytes
         for data in batch["value"].filter(own).slice(0, SAMPLE // 8).to_pylist():
             texts.append(None if data is None else data.decode(errors="replace"))

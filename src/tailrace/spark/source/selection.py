@@ -10,16 +10,15 @@ Nothing here imports pandas, which Arrow does by itself for many a small thing: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...columns.batch import SCHEMA
-from ...columns.row_kinds import CHANGE_OPS
+from ...columns.batch import SCHEMA, strings_of
+from ...columns.row_kinds import CHANGE_OPS, DELETING_OPS, ROLLBACK, are_changes
 from ...errors import UsageError
 from .columns import COLUMN_TYPES, TEXT_OR_BINARY, column_types
 
@@ -67,7 +66,7 @@ class Selection:
         The datatype of a value is told with the value; a stream without values says "raw" of all.
         """
         has_column = _VALUE in self.types or _DATATYPE in self.types
-        return has_column and (self.ops is None or bool(self.ops - {"deletion", "expiration", "rollback"}))
+        return has_column and (self.ops is None or bool(self.ops - {*DELETING_OPS, ROLLBACK}))
 
     @property
     def has_only_changes(self) -> bool:
@@ -102,10 +101,10 @@ class Selection:
         """The rows of a batch that meet the conditions, with all columns."""
         for column, words in (("op", self.ops), ("collection", self.collections), ("scope", self.scopes)):
             if words is not None and batch.num_rows:
-                batch = batch.filter(pc.is_in(batch[column], value_set=_strings(sorted(words))))
+                batch = batch.filter(pc.is_in(batch[column], value_set=strings_of(sorted(words))))
         if self.key_prefixes is not None and batch.num_rows:
             keys = batch["key"]
-            passes = pc.invert(pc.is_in(batch["op"], value_set=_strings(CHANGE_OPS)))
+            passes = pc.invert(are_changes(batch))
             for prefix in self.key_prefixes:
                 passes = pc.or_(passes, pc.fill_null(pc.starts_with(keys, pattern=prefix), False))
             batch = batch.filter(passes)
@@ -155,14 +154,6 @@ def _checked(types: Mapping[str, str]) -> dict[str, str]:
                 f"{' or '.join(word.upper() for word in wanted)}"
             )
     return dict(types)
-
-
-def _strings(words: Sequence[str]) -> pa.Array:
-    """As ``pa.array(words)``, without pandas."""
-    encoded = [word.encode() for word in words]
-    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
-    return pa.Array.from_buffers(pa.string(), len(words), buffers)
 
 
 def _as_text(column: pa.Array) -> pa.Array:
