@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...client.copies import counted
+from ...client.retry import Backoff
 from ...crashpoints import crash_point
 from ...errors import (
     BucketReplaced,
@@ -24,6 +25,7 @@ from ...errors import (
     TailraceError,
     UsageError,
 )
+from ...rng import source as dice
 from ...table.contract import Fenced, Table, TableChanged, TableDamaged
 from ..java_process import lost_java
 from ..source.options import parse_options
@@ -43,6 +45,7 @@ from .verdicts import Verdicts
 __all__ = ["Mirror"]
 
 _ATTEMPTS = 5
+_RETRY_FIRST_S = 0.8
 _POLL_S = 0.1
 """How often an idle mirror asks the bucket how far it is."""
 _GATHER_S = 0.7
@@ -131,21 +134,21 @@ class Mirror:
     def run(self) -> None:
         """Rounds until it is stopped, or has caught up."""
         try:
-            attempts = 0
+            failures = Backoff(dice(), first_s=_RETRY_FIRST_S)
             while not self.handle.stopping.is_set():
                 try:
                     is_done = self.turn()
-                    attempts = 0
+                    failures.reset()
                 except (BucketReplaced, Fenced, UsageError, LoginError, OutOfReach):
                     raise
                 except Exception as error:
-                    attempts += 1
-                    if attempts >= _ATTEMPTS or not _is_passing(error):
+                    pause_s = failures.next_s()
+                    if failures.attempts >= _ATTEMPTS or not _is_passing(error):
                         raise
                     if self.handle.stopping.is_set():
                         break  # its jobs were cancelled; nothing is repeated
                     self._trouble(f"a round failed and is repeated: {what_failed(error)}")
-                    self._wait(min(5.0, 0.2 * 2**attempts))
+                    self._wait(pause_s)
                     continue
                 if is_done:
                     break
