@@ -332,4 +332,8 @@ def test_what_only_waits_for_the_application_is_not_said_to_be_held_back(
     late.turn()
     assert "held_back" in caplog.text
     assert "1 vbuckets: 127.0.0.1:1" in caplog.text
+    link.answers[0](5)
+    assert late.take() is portion
+    late.turn()
+    assert "on_disk_everywhere waited_s=6" in caplog.text
     assert answered.take() is portion

@@ -229,6 +229,11 @@ def test_vbuckets_move_under_writers() -> None:
             for thread in threads:
                 thread.join()
         assert not both_active
+        steps = source.call(
+            lambda node: [event for event in node.events.recent if event["event"] == "takeover"]
+        )
+        assert [event["step"] for event in steps] == ["dead here", "active there"]
+        assert len({event["vbuckets"] for event in steps}) == 1
         for number in moving:
             assert state_of(source, number) == VBucketState.DEAD
             values = {key: value[0] for key, value in documents_of(target, number).items()}

@@ -7,6 +7,7 @@ where checkpoints begin, so that each way through a producer can be forced.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -370,6 +371,12 @@ class FakeHost:
         """Not None: kept here for the test, instead of being done at once."""
         self.reached: list[tuple[int, str, int]] = []
         self.replicas_gone: list[str] = []
+        self.events: list[dict[str, Any]] = []
+        """What was told to the operator."""
+
+    def record(self, event: str, *, level: int, **facts: Any) -> None:
+        assert level in (logging.INFO, logging.WARNING)
+        self.events.append({"event": event, **facts})
 
     def replica_reached(self, vbucket: int, name: str, seqno: int) -> None:
         self.reached.append((vbucket, name, seqno))

@@ -171,12 +171,15 @@ def test_maintenance_that_failed_is_tried_again_without_a_writer(monkeypatch: py
         for _ in range(3):
             bench.advance(0.25)
             bench.run_jobs()
+    events = bench.node.events
+    assert (events.counts["maintenance_failed"], events.counts["maintenance_recovered"]) == (1, 0)
     bench.advance(0.25)
     for _ in range(10):
         bench.advance(2.0)
         bench.run_jobs()
     assert all(generation.sealed for generation in store.generations)
     assert all(vbucket.persisted_seqno == vbucket.high_seqno for vbucket in store)
+    assert (events.counts["maintenance_failed"], events.counts["maintenance_recovered"]) == (1, 1)
 
 
 def ask_for_a_stream(bench: Bench) -> int:

@@ -428,6 +428,8 @@ def test_connections_are_limited() -> None:
     first.connection_lost()
     assert bench.node.accept("x", bench.now) is not None
     assert bench.node.counters.rejected_connections == 1
+    (event,) = bench.node.events.recent
+    assert (event["event"], event["peer"], event["connections"]) == ("connection_refused", "x", 2)
 
 
 class TestFraming:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,3 +47,17 @@ def test_small_files_are_merged_and_the_rows_stay(node: Any, tmp_path: Path) -> 
     assert done.steps
     assert len(open_table(table).files()) < before
     assert table_state(table) == bucket_state("127.0.0.1", node.port)
+
+
+def test_a_mirror_that_has_caught_up_does_what_is_due_and_logs_each_step(
+    node: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = str(tmp_path / "table")
+    mirrored(node, table, 24)
+    with caplog.at_level(logging.INFO, "tailrace.spark"):
+        made = build_mirror(LocalJobs(), node.url, table, once=True, in_background=False)
+        made.prepare()
+        made.run()
+    lines = [text for record in caplog.records if (text := record.getMessage()).startswith("compaction")]
+    assert len(lines) == made.housekeeping.steps > 0
+    assert all(f"table={table} what=" in line and " version=" in line for line in lines)

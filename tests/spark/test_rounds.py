@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -186,7 +187,9 @@ def test_nothing_new_is_no_commit(node: Any, table: MemoryTable) -> None:
     assert table.version == version
 
 
-def test_a_failover_that_loses_changes(node: Any, table: MemoryTable) -> None:
+def test_a_failover_that_loses_changes(
+    node: Any, table: MemoryTable, caplog: pytest.LogCaptureFixture
+) -> None:
     fill(node, 80)
     once(node, table)
     marks = {vbucket: node.high_seqno(vbucket) for vbucket in range(VBUCKETS)}
@@ -197,7 +200,13 @@ def test_a_failover_that_loses_changes(node: Any, table: MemoryTable) -> None:
     for vbucket, seqno in marks.items():
         node.rewind(vbucket, seqno)
     fill(node, 80, 8, "other")  # a divergent branch with equal seqnos
-    said = once(node, table)
+    highs = [table.current.position(vbucket).seqno for vbucket in range(VBUCKETS)]
+    with caplog.at_level(logging.INFO, "tailrace.spark"):
+        said = once(node, table)
+    (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("rollback")]
+    lost = sum(high - marks[vbucket] for vbucket, high in enumerate(highs))
+    assert f"vbuckets={VBUCKETS} changes={lost} rows_gone=" in line
+    assert f"0: {highs[0]} to {marks[0]}, " in line
     assert {vbucket for progress in said for vbucket in progress.rolled_back} == set(range(VBUCKETS))
     assert [commit.operation for commit in table.commits][-2:] == ["TAILRACE ROLLBACK", "TAILRACE ROUND"]
     assert_equal(node, table)

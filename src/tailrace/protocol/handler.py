@@ -113,6 +113,12 @@ class Host(Protocol):
     @property
     def clock(self) -> Clock: ...
 
+    def record(self, event: str, *, level: int, **facts: int | str) -> None:
+        """Something happened on this connection that an operator wants to know: it is in the log, in the
+        metrics and on the page (docs/logs.md).
+        """
+        ...
+
     @property
     def settings(self) -> Any:
         """The node's settings as attributes (`tailrace.server.settings.Settings`)."""

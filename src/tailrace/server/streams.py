@@ -109,6 +109,9 @@ class StreamHost:
     def settings(self) -> Settings:
         return self._session.node.settings
 
+    def record(self, event: str, *, level: int, **facts: int | str) -> None:
+        self._session.node.events.record(event, level=level, peer=self.peer, **facts)
+
     def watch(self, vbucket: int, callback: Callable[[], None]) -> Callable[[], None]:
         self._bucket.former_actives.stream_opened(vbucket)
         return self._bucket.watchers.watch(vbucket, callback)

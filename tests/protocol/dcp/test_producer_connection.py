@@ -155,7 +155,9 @@ def test_message_for_a_consumer(bucket: FakeBucket, opcode: int) -> None:
     reader.open()
     stream = reader.stream()
     reader.producer.receive_frame(Frame(0x80, opcode), reader.now)
-    assert reader.producer.close_requested is not None
+    reason = reader.producer.close_requested
+    assert reason is not None
+    assert reader.host.events == [{"event": "disconnecting", "reason": reason}]
     bucket.vbuckets[0].set(b"k")
     reader.pull_all()
     assert stream.items == [], "nothing is streamed any more"

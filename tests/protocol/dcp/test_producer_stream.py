@@ -131,6 +131,7 @@ def test_cursor_dropped_back_to_disk(bucket: FakeBucket) -> None:
     bucket.vbuckets[0].set(b"last")
     reader.pull_all()
     assert ranges(stream.markers) == [(0, 2, MEMORY | CHECKPOINT), (3, 6, DISK), (7, 7, MEMORY)]
+    assert reader.host.events == [{"event": "slow_reader_reads_from_disk", "vbucket": 0, "lag_changes": 5}]
 
 
 def test_marker_v2_2_for_disk_only(bucket: FakeBucket) -> None:
@@ -735,6 +736,10 @@ def test_takeover(bucket: FakeBucket) -> None:
     takeover.respond(DcpOpcode.SET_VBUCKET_STATE)
     assert stream.ended == StreamEndStatus.OK
     assert vbucket.state == VBucketState.DEAD
+    assert takeover.reader.host.events == [
+        {"event": "takeover", "vbucket": 0, "step": step}
+        for step in ("pending there", "dead here", "active there")
+    ]
 
 
 @pytest.mark.parametrize("failed", [None, "no space"])

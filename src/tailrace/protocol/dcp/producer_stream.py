@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ...errors import LocalProtocolError, TailraceError
 from ...frames import CHUNK_BYTES
-from ...logs import log_event
 from ...wire.codes import AddStreamFlag, StreamEndStatus, VBucketState
 from ..backfill_slots import BackfillSlots
 from ..states import STREAM_TRANSITIONS, Machine, StreamInput, StreamState
@@ -344,11 +343,9 @@ class ProducerStream:
             return False
         if self.state is StreamState.IN_MEMORY:
             self._machine.feed(StreamInput.CURSOR_DROPPED)
-            log_event(
-                _log,
-                logging.INFO,
+            self._host.record(
                 "slow_reader_reads_from_disk",
-                peer=self._host.peer,
+                level=logging.INFO,
                 vbucket=self.vbucket,
                 lag_changes=self.lag_changes,
             )

@@ -534,7 +534,7 @@ class DcpReplica:
 
     def _disconnect(self, reason: str) -> None:
         if self.close_requested is None:
-            _log.warning("%s: disconnecting: %s", self._host.peer, reason)
+            self._host.record("disconnecting", level=logging.WARNING, reason=reason)
             self.close_requested = reason
 
 

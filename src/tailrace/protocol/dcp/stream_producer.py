@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable
 
 from ...frames import CHUNK_BYTES
-from ...logs import log_event
 from ...wire.codes import Magic, Status, StreamEndStatus
 from ...wire.header import HEADER, Frame
 from ..backfill_slots import BackfillSlots
@@ -30,8 +29,6 @@ __all__ = ["StreamProducer"]
 _DISK_IS_SHORT = 0.9
 _JOINED_BYTES = 64 << 10
 _RESPONSE = int(Magic.RESPONSE)
-
-_log = logging.getLogger(__name__)
 
 
 class StreamProducer:
@@ -109,13 +106,11 @@ class StreamProducer:
         self._answer(frame, Status.NOT_MY_VBUCKET, value, json=bool(datatype))
 
     def _log_rollback(self, vbucket: int, seqno: int) -> None:
-        log_event(
-            _log, logging.INFO, "reader_must_roll_back", peer=self._host.peer, vbucket=vbucket, to_seqno=seqno
-        )
+        self._host.record("reader_must_roll_back", level=logging.INFO, vbucket=vbucket, to_seqno=seqno)
 
     def _disconnect(self, reason: str) -> None:
         if self.close_requested is None:
-            log_event(_log, logging.WARNING, "disconnecting", peer=self._host.peer, reason=reason)
+            self._host.record("disconnecting", level=logging.WARNING, reason=reason)
             self.close_requested = reason
             self._machine.feed(ConnectionInput.CLOSED)
 

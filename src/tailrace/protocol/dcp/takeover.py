@@ -17,7 +17,6 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ...logs import log_event
 from ...wire.codes import MarkerFlag, VBucketState
 from ..states import DCP_TAKEOVER_TRANSITIONS, DcpTakeoverInput, DcpTakeoverState, Machine
 
@@ -125,7 +124,7 @@ class DcpTakeover:
 
     def _log_step(self, step: str) -> None:
         number = self._watched.vbucket.id
-        log_event(_log, logging.INFO, "takeover", peer=self._host.peer, vbucket=number, step=step)
+        self._host.record("takeover", level=logging.INFO, vbucket=number, step=step)
 
     # Time.
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import MalformedMessage, TailraceError
 from ...history import upr_rollback_seqno
-from ...logs import log_event
 from ...wire.codes import Op, Status, TapConnectFlag, TapOpaque, TapOpcode, VBucketState, status_name
 from ...wire.header import MAX_NAME_BYTES, Frame
 from ...wire.message import Message, Response
@@ -396,6 +395,7 @@ class TapProducer(TapSender):
             return False
         if takeover.is_over:
             if not self._acks.unacked:
+                takeover.all_answered()
                 self._complete("the takeover is complete")
             return False
         states = takeover.advance([cursor.vbucket for cursor in cursors], self._acks.unacked)
@@ -426,7 +426,7 @@ class TapProducer(TapSender):
 
     def _disconnect(self, reason: str) -> None:
         if self.close_requested is None:
-            log_event(_log, logging.WARNING, "disconnecting", peer=self._host.peer, reason=reason)
+            self._host.record("disconnecting", level=logging.WARNING, reason=reason)
             self.close_requested = reason
             self._wake()
 

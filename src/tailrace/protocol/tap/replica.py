@@ -19,7 +19,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...errors import DocumentRefused, MalformedMessage
-from ...logs import log_event
 from ...wire.codes import Status, TapFlag, TapOpaque, TapOpcode, VBucketState
 from ...wire.dcp import MUTATION
 from ...wire.dialect import TAP
@@ -275,7 +274,7 @@ class TapReplica:
 
     def _disconnect(self, reason: str) -> None:
         if self.close_requested is None:
-            log_event(_log, logging.WARNING, "disconnecting", peer=self._host.peer, reason=reason)
+            self._host.record("disconnecting", level=logging.WARNING, reason=reason)
             self.close_requested = reason
 
 

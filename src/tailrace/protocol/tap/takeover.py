@@ -12,10 +12,12 @@ are faster than the stream, they are asked to wait after ``takeover_max_time``.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ...units import shown_ranges
 from ...wire.codes import VBucketState
 from ..states import TAP_TAKEOVER_TRANSITIONS, Machine, TapTakeoverInput, TapTakeoverState
 
@@ -90,7 +92,16 @@ class TapTakeover:
             self._release()
             if failed is None:
                 self._machine.feed(TapTakeoverInput.GIVEN_UP)
+                self._record("dead here")
             self._moved(failed)
+
+    def all_answered(self) -> None:
+        """The reader has answered the last messages."""
+        self._record("active there")
+
+    def _record(self, step: str) -> None:
+        vbuckets = shown_ranges(self.given_up)
+        self._host.record("takeover", level=logging.INFO, vbuckets=vbuckets, step=step)
 
     def next_timer(self) -> float | None:
         return self._hold_at if self.state is TapTakeoverState.SENDING and not self._held else None
