@@ -33,6 +33,7 @@ from dialects.stored import all_documents, documents_of, without_empty, write_fo
 from tailrace.server.node import Node
 from tailrace.store.base import Compaction
 from tailrace.testing.running import RunningNode
+from tailrace.web.node_view import gather_node_view
 from tailrace.wire.codes import VBucketState
 from vectors.corpus import vectors
 
@@ -284,6 +285,14 @@ def strict() -> Iterator[RunningNode]:
         yield node
 
 
+def on_the_page(node: RunningNode) -> dict[str, Any]:
+    """What the node's page says of its only stream."""
+    *_, view = node.call(lambda inner: list(gather_node_view(inner, has_faults=False)))
+    (stream,) = view["streams"]
+    shown: dict[str, Any] = stream
+    return shown
+
+
 def test_the_window(strict: RunningNode) -> None:
     for number in range(100):
         strict.set(f"k{number}", b"v", vbucket=1)
@@ -294,12 +303,16 @@ def test_the_window(strict: RunningNode) -> None:
         items = [reader.next() for _ in range(30)]
         assert [packet.tap_flags for packet in items] == [int(packet.opaque % 10 == 0) for packet in items]
         assert peer.is_silent()
+        stream = on_the_page(strict)
+        assert stream["why"] == "too many messages are unanswered: the reader is slow"
+        assert stream["sent_bytes"] > 30 * 24
         reader.ack(items[7])  # acknowledges it and everything before, asked for or not
         more = [reader.next() for _ in range(8)]
         assert peer.is_silent()
         reader.acks = True
         reader.ack(more[-1])
         reader.read("opaque 8")
+        assert on_the_page(strict)["why"] == "in step"
         assert reader.documents[1] == documents_of(strict, 1)
         assert [packet.opaque for packet in reader.log] == list(range(1, len(reader.log) + 1))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from server.serverkit import Bench, ask, http_answer
+from server.serverkit import Bench, ask, http_answer, take
 from tailrace.errors import StoreError
 from tailrace.server import stats
 from tailrace.server.http import (
@@ -32,7 +32,7 @@ from tailrace.server.topology import AlternateAddress
 from tailrace.web import connection_handler, http, node_service
 from tailrace.web.http import page_routes
 from tailrace.web.node_view import gather_node_view
-from tailrace.wire import admin, kv
+from tailrace.wire import admin, dcp, kv
 
 
 def get(node: Node, target: str, *headers: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
@@ -115,6 +115,26 @@ def test_the_view_of_a_node_and_the_history_of_a_vbucket() -> None:
     assert [(branch["begins"], branch["ends"]) for branch in branches] == [(2, 2), (0, 2)]
     for wrong in ("bucket=default&vbucket=4", "bucket=default&vbucket=x", "bucket=other&vbucket=0", ""):
         assert get(bench.node, f"/api/vbucket?{wrong}")[0] == 404
+
+
+def test_the_view_says_who_is_slow_and_why() -> None:
+    bench = Bench(vbuckets=1)
+    writer, reader = bench.session(), bench.session()
+
+    def why(*full: str) -> str:
+        *_, view = gather_node_view(bench.node, has_faults=False, full=full)
+        (stream,) = view["streams"]
+        return str(stream["why"])
+
+    ask(bench, reader, dcp.DcpOpen(key=b"slow", flags=1))
+    ask(bench, reader, dcp.DcpControl(key=b"connection_buffer_size", value=b"1000"))
+    ask(bench, reader, dcp.DcpStreamRequest(end_seqno=1 << 62))
+    assert why() == "in step"
+    assert why("127.0.0.1:9", reader.peer) == "its connection is full: the reader is slow"
+    ask(bench, writer, kv.Set(key=b"k", value=b"x" * 1_000))
+    ask(bench, writer, kv.Set(key=b"k2", value=b"x"))
+    take(reader)
+    assert why() == "its window is full: the reader is slow"
 
 
 def test_the_view_says_that_the_disk_takes_nothing() -> None:

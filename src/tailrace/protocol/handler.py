@@ -36,6 +36,8 @@ class HandlerSummary(NamedTuple):
     backfills: int = 0
     """Streams that are read from disk."""
     sent_bytes: int = 0
+    held_up: str = ""
+    """Why nothing goes out for now, if that is the reader's doing."""
 
 
 class Handler(Protocol):

@@ -92,7 +92,9 @@ class _NodeAnswers:
         return HttpContent("text/plain", b"ok\n")
 
     def _view(self, _request: HttpRequest) -> HttpAnswer:
-        return json_in_steps(gather_node_view(self._node, has_faults=self._faults is not None))
+        server = self._server
+        full = () if server is None else {connection.peer for connection in server.unread.bytes_of}
+        return json_in_steps(gather_node_view(self._node, has_faults=self._faults is not None, full=full))
 
     def _vbucket(self, request: HttpRequest) -> HttpContent:
         bucket = self._node.buckets.get(request.query.get("bucket", ""))

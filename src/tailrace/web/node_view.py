@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
@@ -24,8 +24,10 @@ _LETTERS = {
 _MAX_STREAMS = 500
 
 
-def gather_node_view(node: Node, *, has_faults: bool) -> Iterator[dict[str, Any]]:
-    """The same object after every step, whole after the last."""
+def gather_node_view(node: Node, *, has_faults: bool, full: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+    """The same object after every step, whole after the last. ``full`` are the peers whose connections take
+    nothing for now.
+    """
     counters = node.counters
     view: dict[str, Any] = {
         "node": {
@@ -65,7 +67,7 @@ def gather_node_view(node: Node, *, has_faults: bool) -> Iterator[dict[str, Any]
                 "dialect": session.dialect.name,
                 "peer": session.peer,
                 "user": session.login.sasl.username or "",
-                "why": _why(summary),
+                "why": _why(summary, is_full=session.peer in full),
                 **summary._asdict(),
             }
         )
@@ -75,7 +77,7 @@ def gather_node_view(node: Node, *, has_faults: bool) -> Iterator[dict[str, Any]
 def gather_node_sample(node: Node) -> Iterator[dict[str, float]]:
     """What the charts draw: counters, of which they show what came in between, and what waits for the disk.
 
-    Lags of streams are not among them: there may be 200,000, which is too much to look at for nobody.
+    Lags of streams are not among them: there may be 200,000, too many to go through while nobody is looking.
     """
     counters = node.counters
     sample: dict[str, float] = {
@@ -92,12 +94,13 @@ def gather_node_sample(node: Node) -> Iterator[dict[str, float]]:
         yield sample
 
 
-def _why(summary: HandlerSummary) -> str:
+def _why(summary: HandlerSummary, *, is_full: bool) -> str:
     """How a stream is doing, and why it is slow if it is."""
     if summary.role == "replica":
         return "receives"
-    if summary.window_bytes and summary.unacknowledged_bytes >= summary.window_bytes:
-        return "its window is full: the reader is slow"
+    held_up = summary.held_up or ("its connection is full" if is_full else "")
+    if held_up:
+        return f"{held_up}: the reader is slow"
     if summary.backfills:
         return "reads from disk"
     return "behind" if summary.lag_changes else "in step"

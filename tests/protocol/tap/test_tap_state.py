@@ -20,6 +20,7 @@ from tailrace.files import MemoryFiles
 from tailrace.protocol.tap.acks import AckLog, wire_number, wire_numbers
 from tailrace.protocol.tap.clients import TapClient, TapClients, TapControl, TapCursor, TapHops
 from tailrace.protocol.tap.producer import TapProducer
+from tailrace.protocol.tap.window import TapWindow
 from tailrace.server.node import Node
 from tailrace.server.settings import Settings
 from tailrace.store.bucket import EngineBucket
@@ -78,6 +79,21 @@ def test_an_ack_counts_for_everything_before_it() -> None:
     assert (first.acked, first.outstanding, two.acked, two.outstanding) == (9, 0, 1, 1)
     log.acknowledge(6)
     assert (two.resume_at, log.unacked, len(log)) == (2, 0, 0)
+
+
+def test_a_window_says_what_holds_it_up() -> None:
+    log = AckLog(TapClient("n"), enabled=True)
+    settings = Settings(tap_ack_interval=1, tap_ack_window=2, tap_backoff=5.0)
+    window = TapWindow(log, settings)
+    assert window.held_up == ""
+    log.add_items(TapCursor(1, 1), seqnos(1, 2))
+    assert window.held_up == "too many messages are unanswered"
+    window.suspend(10.0)
+    assert window.held_up == "it asked for a pause"
+    log.acknowledge(2)
+    assert not window.has_resumed(14.9)
+    assert window.has_resumed(15.0)
+    assert window.held_up == ""
 
 
 def test_going_back_returns_what_was_not_acknowledged() -> None:

@@ -77,6 +77,7 @@ class StreamProducer:
             window.size,
             len(self._slots),
             self._sent_bytes,
+            "" if window.room > 0 else "its window is full",
         )
 
     def close(self, reason: str) -> None:

@@ -143,7 +143,14 @@ class TapProducer(TapSender):
             vbucket = self._host.bucket.vbuckets[cursor.vbucket]
             lag += 0 if vbucket is None else max(0, vbucket.high_seqno - cursor.position)
         backfills = sum(cursor.backfill_end is not None for cursor in cursors.values())
-        return HandlerSummary("producer", len(cursors), lag, backfills=backfills)
+        return HandlerSummary(
+            "producer",
+            len(cursors),
+            lag,
+            backfills=backfills,
+            sent_bytes=self._figures["sent_bytes"],
+            held_up=self._window.held_up,
+        )
 
     def close(self, reason: str) -> None:
         self._unwatch()

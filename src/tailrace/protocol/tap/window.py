@@ -38,6 +38,13 @@ class TapWindow:
         return self.suspended_until is None and (not self._acks.enabled or self.room > 0)
 
     @property
+    def held_up(self) -> str:
+        """Why it is closed; empty if it is open."""
+        if self.is_open:
+            return ""
+        return "too many messages are unanswered" if self.suspended_until is None else "it asked for a pause"
+
+    @property
     def is_gated(self) -> bool:
         """A control message has to arrive first."""
         return self._acks.enabled and self._acks.acked < self._gate
