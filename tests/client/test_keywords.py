@@ -78,6 +78,7 @@ def test_what_a_reading_takes(given: dict[str, Any]) -> None:
 
 def test_mypy_sees_names_and_types(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
+    pytest.importorskip("pyspark")
     code = tmp_path / "user.py"
     code.write_text(
         "import tailrace, tailrace.testing\n"
@@ -86,6 +87,12 @@ def test_mypy_sees_names_and_types(tmp_path: Path) -> None:
         "tailrace.connect_sync('x', retry_for_s='x')\n"
         "tailrace.testing.node(vbukets=16)\n"
         "tailrace.testing.node(vbuckets='16')\n"
+        "from pyspark.sql import SparkSession\n"
+        "from tailrace.spark import mirror\n"
+        "def run(spark: SparkSession) -> None:\n"
+        "    mirror(spark, 'x', 't', once=True, trigger_s=5)\n"
+        "    mirror(spark, 'x', 't', onec=True)\n"
+        "    mirror(spark, 'x', 't', trigger_s='5')\n"
     )
     # with our settings, so that what `make lint` has found out about the package need not be found out again
     options = ["--config-file", "pyproject.toml", "--strict", "--no-error-summary"]
@@ -97,4 +104,4 @@ def test_mypy_sees_names_and_types(tmp_path: Path) -> None:
         check=False,
     )
     lines = [int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line]
-    assert sorted(set(lines)) == [3, 4, 5, 6], done.stdout
+    assert sorted(set(lines)) == [3, 4, 5, 6, 11, 12], done.stdout

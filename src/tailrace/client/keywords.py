@@ -1,4 +1,4 @@
-"""Keyword arguments that are the fields of a dataclass: shown by `help`, and checked when they are given."""
+"""Keyword arguments that are declared elsewhere: shown by `help`, and checked when they are given."""
 
 from __future__ import annotations
 
@@ -6,38 +6,53 @@ import collections.abc
 import difflib
 import inspect
 import math
+import os
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ..errors import UsageError
 
-__all__ = ["check_known", "check_names", "check_types", "shows_keywords"]
+__all__ = [
+    "check_known",
+    "check_names",
+    "check_types",
+    "check_values",
+    "shows_keywords",
+    "shows_keywords_of",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def shows_keywords(kind: type) -> Callable[[F], F]:
     """Show the fields of a dataclass as keyword arguments in place of a function's ``**options``."""
+    named = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
+        )
+        for field in fields(kind)
+    ]
+    return lambda function: _shows(function, named)
 
-    def decorate(function: F) -> F:
-        signature = inspect.signature(function)
-        given = [
-            parameter
-            for parameter in signature.parameters.values()
-            if parameter.kind is not parameter.VAR_KEYWORD
-        ]
-        named = [
-            inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
-            )
-            for field in fields(kind)
-        ]
-        function.__signature__ = signature.replace(parameters=[*given, *named])  # type: ignore[attr-defined]
-        return function
 
-    return decorate
+def shows_keywords_of(other: Callable[..., Any], names: Collection[str]) -> Callable[[F], F]:
+    """Show these keyword arguments of another function in place of a function's ``**settings``."""
+    known = inspect.signature(other).parameters
+    named = [known[name] for name in names]
+    return lambda function: _shows(function, named)
+
+
+def _shows(function: F, named: Sequence[inspect.Parameter]) -> F:
+    signature = inspect.signature(function)
+    given = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    function.__signature__ = signature.replace(parameters=[*given, *named])  # type: ignore[attr-defined]
+    return function
 
 
 def check_names(kind: type, given: Mapping[str, Any]) -> None:
@@ -56,11 +71,16 @@ def check_known(known: Sequence[str], given: Iterable[str], what: str = "option"
 
 def check_types(options: Any) -> None:
     """`UsageError` for a field of a dataclass whose value is not of its type."""
-    hints = get_type_hints(type(options))
-    for field in fields(options):
-        name, hint, value = field.name, hints[field.name], getattr(options, field.name)
-        if not _fits(value, hint):
-            raise UsageError(f"{name} is {_words(hint)}, not {str(value)[:40]!r} ({type(value).__name__})")
+    check_values(type(options), {field.name: getattr(options, field.name) for field in fields(options)})
+
+
+def check_values(kind: type, given: Mapping[str, Any]) -> None:
+    """`UsageError` for a value that is not of the type that a dataclass or `TypedDict` gives its name."""
+    hints = get_type_hints(kind)
+    for name, value in given.items():
+        if not _fits(value, hints[name]):
+            text = f"{str(value)[:40]!r} ({type(value).__name__})"
+            raise UsageError(f"{name} is {_words(hints[name])}, not {text}")
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -77,20 +97,31 @@ def _fits(value: Any, hint: Any) -> bool:
         (member,) = get_args(hint)
         is_list = isinstance(value, collections.abc.Sequence) and not isinstance(value, str | bytes)
         return is_list and all(_fits(element, member) for element in value)
+    if origin is collections.abc.Iterable:
+        return isinstance(value, origin) and not isinstance(value, str | bytes)
+    if origin is not None:
+        return isinstance(value, origin)
     if getattr(hint, "_is_protocol", False):
         return all(callable(getattr(value, name, None)) for name in vars(hint) if not name.startswith("_"))
     return isinstance(value, hint)
 
 
-_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "None"}
+_NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    type(None): "None",
+    os.PathLike: "a path",
+    collections.abc.Callable: "a function",
+    collections.abc.Iterable: "a list",
+    collections.abc.Mapping: "a dictionary",
+    collections.abc.Sequence: "a list of names such as shop.orders",
+}
 
 
 def _words(hint: Any) -> str:
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         return " or ".join(_words(choice) for choice in get_args(hint))
-    if origin is collections.abc.Callable:
-        return "a function"
-    if origin is collections.abc.Sequence:
-        return "a list of names such as shop.orders"
-    return _NAMES.get(hint, f"a {hint.__name__}")
+    return _NAMES.get(origin or hint) or f"a {hint.__name__}"

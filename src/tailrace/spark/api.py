@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ..client.keywords import check_known
+from ..client.keywords import check_known, check_values, shows_keywords_of
 from ..connstr import ConnectionString
 from ..rng import unique_name
 from ..table.opening import TableOptions, open_table
@@ -30,6 +30,7 @@ def prepare_mirror(
 ) -> Mirror:
     """A mirror that has not been started; see `mirror`."""
     check_known(list(MirrorKeywords.__annotations__), settings, "setting")
+    check_values(MirrorKeywords, settings)
     given = source_options(url, settings.get("options"))
     return build_mirror(_jobs(spark, given), url, tables, **settings)
 
@@ -38,6 +39,7 @@ def _jobs(spark: SparkSession, given: Mapping[str, str]) -> SparkJobs:
     return SparkJobs(spark, f"tailrace-{unique_name()}", parse_options(given).min_partitions)
 
 
+@shows_keywords_of(build_mirror, list(MirrorKeywords.__annotations__))
 def mirror(
     spark: SparkSession,
     url: str | ConnectionString,
