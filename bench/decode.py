@@ -30,7 +30,7 @@ from tailrace.wire.header import HEADER, HEADER_SIZE
 
 VALUE_SIZES = (64, 256, 1024)
 REACH = {64: 12.0, 256: 5.5, 1024: 3.0}
-"""How many times the time of memcpy the columns may take (issue 2)."""
+"""How many times the time of memcpy the columns may take."""
 
 MIB = 1024 * 1024
 NAMES = Names("default")

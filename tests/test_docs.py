@@ -231,7 +231,7 @@ def test_modules_that_pages_name_are_there(page: Path) -> None:
 SOURCES = sorted(path for folder in ("src", "tests", "bench") for path in (ROOT / folder).rglob("*.py"))
 _CITATION = re.compile(r"\bdocs/[\w/-]+\.md(?:#[\w-]+)?")
 _NAMES_A_PAGE = re.compile(r"[\w./-]*\w\.md\b")
-_NUMBER_OF_SOMETHING = re.compile(r"\b(?:sections?|steps?) \d[\d.]*", re.I)
+_NUMBER_OF_SOMETHING = re.compile(r"\b(?:sections?|steps?|issues?) \d[\d.]*", re.I)
 _RULES = re.compile(r"\brules? (\d+(?:(?:, | and )\d+)*)", re.I)
 
 
@@ -291,6 +291,7 @@ def test_citations_lead_somewhere() -> None:
         ("# dcp.md says so", ["1: dcp.md is no page of the repository"]),
         ('x = 1\n"""Section 5.2 of something."""', ["2: Section 5.2 of what?"]),
         ("# as step 3 asks", ["1: step 3 of what?"]),
+        ("# the limit of issue 2", ["1: issue 2 of what?"]),
         ('"""docs/spec/dcp.md#stream-request"""\nx = 1  # rules 6, 7', []),
         ('"""docs/spec/dcp.md#stream-request"""\nx = 1  # rules 6 and 77', ["2: rule 77"]),
         ("x = 1  # rule 6", ["1: rule 6"]),
@@ -299,6 +300,22 @@ def test_citations_lead_somewhere() -> None:
 )
 def test_a_citation_that_leads_nowhere_would_be_noticed(source: str, wrong: list[str]) -> None:
     assert wrong_citations(source) == wrong
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "tests" / "vectors").glob("*.json*")), ids=name)
+def test_sources_of_golden_packets_lead_somewhere(file: Path) -> None:
+    """A rule of the norm or another page of ours, a drawing, or a document of the server with its name."""
+    sources = re.findall(r'"source": "([^"]*)"', file.read_text())
+    assert sources
+    for source in sources:
+        if re.match(r"\d{3} L\d+$|kv_engine \w+\.md$|an example of the notes: ", source):
+            continue
+        citations = _CITATION.findall(source)
+        assert citations, source
+        for citation in citations:
+            path, _, anchor = citation.partition("#")
+            assert not anchor or anchor in _anchors(ROOT / path), source
+            assert (ROOT / path).is_file(), source
 
 
 def test_errata_that_the_codec_cites_are_listed() -> None:
