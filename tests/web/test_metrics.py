@@ -323,6 +323,34 @@ def test_a_reader_serves_its_figures_with_a_login() -> None:
     assert not any(thread.name == "tailrace-http" for thread in threading.enumerate())
 
 
+def test_a_reader_counts_what_was_taken_back_and_what_came_on_connections_that_are_gone() -> None:
+    reader = ReaderFigures("tail", "default")
+
+    def exported() -> dict[str, float]:
+        told = figures(exposition_text(reader.metrics(vbuckets=False)))
+        return {name: next(iter(told[f"tailrace_reader_{name}_total"].values())) for name in names}
+
+    names = ("received_bytes", "rollbacks", "rolled_back_changes", "lost_connections")
+    with RunningNode(vbuckets=2) as node, tailrace.connect_sync(node.url, on_open=reader.watch) as source:
+        for number in range(6):
+            node.set(f"k{number}", b"x" * 1_000, vbucket=0)
+        changes = iter(source.changes())
+        while getattr(next(changes), "seqno", 0) < 6:
+            pass
+        before = exported()
+        assert (before["rollbacks"], before["rolled_back_changes"]) == (0, 0)
+        assert before["received_bytes"] > 6_000
+        node.rewind(0, 2)
+        rollback = next(change for change in changes if isinstance(change, tailrace.Rollback))
+        node.drop_connections()
+        node.set("new", b"x", vbucket=0)
+        assert any(getattr(change, "key", b"") == b"new" for change in changes)
+        after = exported()
+    assert (after["rollbacks"], after["rolled_back_changes"]) == (1, 6 - rollback.seqno)
+    assert after["lost_connections"] == 1
+    assert after["received_bytes"] > before["received_bytes"], "a counter never falls"
+
+
 def test_a_node_serves_them_over_tls_as_its_users_log_in(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path, "node")
     context = ssl.create_default_context(cafile=str(cert))

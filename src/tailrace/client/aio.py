@@ -45,6 +45,7 @@ from .options import SourceKeywords, SourceOptions, complete, read_options, reso
 from .portion import Portion, release
 from .questions import failover_logs, high_seqnos
 from .resume import Reading
+from .rollback_count import RollbackCount
 from .tls import tls_context
 
 __all__ = ["Source", "connect"]
@@ -442,12 +443,14 @@ class Source:
     def stats(self) -> dict[str, Any]:
         """Figures of this source, and why it waits if it does."""
         now = self._loop.time()
+        taken_back = RollbackCount() if self._reading is None else self._reading.taken_back
         return {
             "name": self._settings.name,
             "bucket": self.where.bucket,
             "waits_for": self._waits_for(now),
             "changes": self._changes,
-            "rollbacks": 0 if self._reading is None else self._reading.rollbacks,
+            "rollbacks": taken_back.rollbacks,
+            "rolled_back_changes": taken_back.changes,
             "lost_connections": self._connections.lost_count,
             "vbuckets": {} if self._reading is None else self._reading.states(),
             **({} if self._group is None else {"group": self._group.stats()}),

@@ -109,6 +109,7 @@ class Nodes:
         self._asking = False
         self._looked_up_at: float | None = None
         self._has_moved = False
+        self._gone_received_bytes = self._gone_acked_bytes = 0
 
     # what the pump does
 
@@ -191,7 +192,8 @@ class Nodes:
     def lost(self, address: Address, error: Exception, now: float) -> None:
         """A connection could not be made, or is gone. Raises errors that no retry can cure."""
         node = self._node(address)
-        node.link, node.connecting = None, False
+        self._let_go(node)
+        node.connecting = False
         node.trouble = str(error) or type(error).__name__
         if node.troubled_since is None:
             node.troubled_since = self.patience.waited(now)
@@ -207,7 +209,14 @@ class Nodes:
 
     def dropped(self, address: Address) -> None:
         """The pump closed a connection that `to_disconnect` named."""
-        self._node(address).link = None
+        self._let_go(self._node(address))
+
+    def _let_go(self, node: KnownNode) -> None:
+        """Its connection is gone; what came on it goes on counting."""
+        if node.link is not None:
+            self._gone_received_bytes += node.link.received_bytes
+            self._gone_acked_bytes += node.link.acked_bytes
+            node.link = None
 
     def check(self, now: float) -> None:
         """Raise `ConnectError` if a node that we need could not be reached for too long."""
@@ -282,8 +291,9 @@ class Nodes:
         """Figures of the connections."""
         links = [link for _, link in self.links()]
         return {
-            "received_bytes": sum(link.received_bytes for link in links),
-            "acked_bytes": sum(link.acked_bytes for link in links),
+            "received_bytes": self._gone_received_bytes + sum(link.received_bytes for link in links),
+            "acked_bytes": self._gone_acked_bytes + sum(link.acked_bytes for link in links),
+            "unacknowledged_bytes": sum(max(0, link.received_bytes - link.acked_bytes) for link in links),
             "queued_bytes": sum(link.queued_bytes for link in links),
             "nodes": {
                 str(node.address): {

@@ -9,7 +9,6 @@ Rules: docs/spec/dcp.md#what-a-reader-keeps, docs/spec/dcp.md#rollback-at-the-re
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 from collections import Counter, deque
@@ -18,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from ..connstr import Address
 from ..errors import ConnectError, LoginError, StatusError, UsageError
 from ..history import retreat
-from ..logs import log_event
 from ..model import MAX_U64, Position
 from ..protocol.dcp.delivery import ChangeDelivery
 from ..protocol.dcp.reader import DcpReader
@@ -34,11 +32,11 @@ from .nodes import KnownNode, Nodes
 from .portion import Portion, end_reason, release
 from .progress import Progress, Roster, SavedPosition
 from .retry import Backoff, is_temporary
+from .rollback_count import RollbackCount
 from .stream_limits import StreamLimits
 
 __all__ = ["Reading"]
 
-_log = logging.getLogger(__name__)
 
 _ACTIVE_VB_ONLY = int(AddStreamFlag.ACTIVE_VB_ONLY)
 _OVER_FOR_GOOD = frozenset({StreamEndStatus.FILTER_EMPTY})
@@ -71,7 +69,7 @@ class Reading:
         self._turns: deque[Address] = deque()
         self._closed: dict[Address, Exception] = {}
         self._now = 0.0
-        self.rollbacks = 0
+        self.taken_back = RollbackCount()
         self._is_begun = False
         self.is_over = False
         """Whether the reading was closed, at its end or before."""
@@ -397,15 +395,7 @@ class Reading:
                     progress.opened(what.position, self._now)
                     progress.history = what.stream.log
                     if what.rolled_back_to is not None:
-                        self.rollbacks += 1
-                        log_event(
-                            _log,
-                            logging.INFO,
-                            "rollback",
-                            vbucket=what.stream.vbucket,
-                            from_seqno=had,
-                            to_seqno=what.rolled_back_to,
-                        )
+                        self.taken_back.note(what.stream.vbucket, had, what.rolled_back_to)
                 case MarkerReceived():
                     progress.is_owed = True
                 case RequestRefused():

@@ -119,14 +119,19 @@ READER = (
     _gauge("reader_info", "Always 1; command and version are its labels.", "command", "version"),
     _counter("reader_changes", "Changes that were read.", "bucket"),
     _counter("reader_rollbacks", "VBuckets that the bucket took back.", "bucket"),
+    _counter(
+        "reader_rolled_back_changes", "Changes that were taken back with them, by their seqnos.", "bucket"
+    ),
     _gauge(
         "reader_lag_changes", "Changes that the bucket had when it was last asked, and we have not.", "bucket"
     ),
     _gauge("reader_lag_seconds", "How long we have been behind; 0: we have caught up.", "bucket"),
-    _counter(
-        "reader_received_bytes", "Bytes that came from nodes on the connections that are open.", "bucket"
+    _counter("reader_received_bytes", "Bytes that came from nodes.", "bucket"),
+    _gauge(
+        "reader_unacknowledged_bytes",
+        "Bytes that came on the connections that are open, and are not acknowledged yet.",
+        "bucket",
     ),
-    _gauge("reader_unacknowledged_bytes", "Of these, bytes that are not acknowledged yet.", "bucket"),
     _gauge("reader_queued_bytes", "Bytes that wait for the application.", "bucket"),
     _counter("reader_lost_connections", "Connections that broke.", "bucket"),
     _gauge("reader_vbuckets", "VBuckets by the state of their stream.", "bucket", "state"),

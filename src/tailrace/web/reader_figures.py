@@ -109,10 +109,10 @@ class ReaderFigures:
             return sheet
         sheet.add("reader_changes_total", figures["changes"], bucket)
         sheet.add("reader_rollbacks_total", figures["rollbacks"], bucket)
+        sheet.add("reader_rolled_back_changes_total", figures["rolled_back_changes"], bucket)
         sheet.add("reader_lost_connections_total", figures["lost_connections"], bucket)
         sheet.add("reader_received_bytes_total", figures["received_bytes"], bucket)
-        unacknowledged = max(0, figures["received_bytes"] - figures["acked_bytes"])
-        sheet.add("reader_unacknowledged_bytes", unacknowledged, bucket)
+        sheet.add("reader_unacknowledged_bytes", figures["unacknowledged_bytes"], bucket)
         sheet.add("reader_queued_bytes", figures["queued_bytes"], bucket)
         if "lag_changes" in figures:
             sheet.add("reader_lag_changes", figures["lag_changes"], bucket)

@@ -1,0 +1,28 @@
+"""What a bucket took back of what an application had: counted, and told in the log."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from ..logs import log_event
+
+__all__ = ["RollbackCount"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RollbackCount:
+    """Of one reading."""
+
+    rollbacks: int = 0
+    changes: int = 0
+    """By their seqnos: a bucket that keeps only the newest change of a key has had fewer."""
+
+    def note(self, vbucket: int, from_seqno: int, to_seqno: int) -> None:
+        """A vbucket went back, of which the application had everything up to ``from_seqno``."""
+        self.rollbacks += 1
+        self.changes += max(0, from_seqno - to_seqno)
+        facts = {"vbucket": vbucket, "from_seqno": from_seqno, "to_seqno": to_seqno}
+        log_event(_log, logging.INFO, "rollback", **facts)
