@@ -15,6 +15,12 @@ import pytest
 import yaml
 
 from tailrace.cli.main import cli
+from tailrace.client import kv
+from tailrace.client.options import SourceOptions
+from tailrace.client.retry import MOST_S
+from tailrace.cluster import steering, takeover
+from tailrace.server import background, replication
+from tailrace.spark.rounds import housekeeping, mirror
 from tailrace.web import catalog
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
@@ -167,3 +173,33 @@ def test_systemd_understands_the_units(unit: str, tmp_path: Path) -> None:
     command = ["systemd-analyze", "verify", "--man=no", f"./{unit}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+NUMBERS = {3: "three", 5: "five"}
+RETRIES = {
+    "a reader's connection": [f"{SourceOptions().retry_for_s:g} s"],
+    "a key-value command": [
+        f"after {kv._RETRY_FIRST_S:g} to {kv._RETRY_MOST_S:g} s",
+        f"{kv.DEFAULT_TIMEOUT_S:g} s",
+    ],
+    "writes of `load`": [f"{kv.DEFAULT_PATIENCE_S:g} s without any"],
+    "a task of a round": [f"{mirror._TASK_RETRY_S:g} s"],
+    "a round of the mirror": [
+        f"less than {mirror._RETRY_FIRST_S:g} s to {MOST_S:g} s",
+        f"{NUMBERS[mirror._ATTEMPTS]} failures in a row",
+    ],
+    "a compaction step": [f"{NUMBERS[housekeeping._ATTEMPTS]} in a row"],
+    "a node's commit": ["every second"] if background._RETRY_S == 1 else [],
+    "replication between nodes": [f"after {replication._RETRY_S:g} s"],
+    "a step of the coordinator": [f"{steering.RETRY_FOR_S:g} s"],
+    "a takeover without progress": [f"{takeover.PATIENCE_S:g} s"],
+}
+"""Rows of the table of retries, and what the code says of each."""
+
+
+def test_the_table_of_retries_says_what_the_code_does() -> None:
+    page = (DEPLOY.parent / "docs" / "deploy.md").read_text()
+    rows = re.findall(r"^\| (.*) \|$", page.split("## Retries")[1], re.M)
+    for beginning, figures in RETRIES.items():
+        (row,) = (row for row in rows if row.startswith(beginning))
+        assert figures and all(figure in row for figure in figures), row

@@ -7,7 +7,7 @@ import random
 from ..errors import ConnectError, LoginError, StatusError
 from ..wire.codes import Status
 
-__all__ = ["RETRIED", "TEMPORARY", "Backoff", "is_temporary"]
+__all__ = ["FIRST_S", "MOST_S", "RETRIED", "TEMPORARY", "Backoff", "is_temporary"]
 
 TEMPORARY = frozenset(
     {
@@ -43,10 +43,13 @@ def is_temporary(error: Exception) -> bool:
     return isinstance(error, ConnectError | OSError) and not isinstance(error, LoginError)
 
 
+FIRST_S, MOST_S = 0.1, 5.0
+
+
 class Backoff:
     """Waits that double, each cut by up to a half at random so that many clients don't come back together."""
 
-    def __init__(self, rng: random.Random, *, first_s: float = 0.1, most_s: float = 5.0) -> None:
+    def __init__(self, rng: random.Random, *, first_s: float = FIRST_S, most_s: float = MOST_S) -> None:
         self._rng = rng
         self._first_s = first_s
         self._most_s = most_s
