@@ -30,14 +30,14 @@ CRASH_POINTS = (
     "mirror.after-compaction-commit",
     "mirror.before-cleaning",
 )
-"""Every name that may be given, in the order in which a batch of the source or a round of the mirror comes to
-them (in-recovery: at the start). One that is misspelt would make a test that can't fail."""
+"""Every name that may be given, in the order in which a batch of the source or a round of the mirror reaches
+them (in-recovery: at the start). A misspelt name would make a test that can't fail."""
 
 TABLE_CRASH_POINTS = (
     *("table.in-mask", "table.before-commit", "table.after-commit"),
     *("table.in-checkpoint", "table.in-cleaning"),
 )
-"""Those of a table, whoever writes it."""
+"""The places at which a table is written, by whomever."""
 
 _AT, _, _COUNT = os.environ.get("TAILRACE_CRASH_AT", "").partition(":")
 if _AT and _AT not in CRASH_POINTS + TABLE_CRASH_POINTS:

@@ -60,7 +60,7 @@ class _TextLines(logging.Formatter):
 
 
 class _JsonObjects(logging.Formatter):
-    """An object a line; the facts of an event are members of their own."""
+    """One JSON object a line; each fact of an event is a member."""
 
     def format(self, record: logging.LogRecord) -> str:
         event: str | None = getattr(record, _EVENT, None)
@@ -73,16 +73,18 @@ class _JsonObjects(logging.Formatter):
         }
         for name, value in getattr(record, _FACTS, {}).items():
             plain = isinstance(value, int | str | bool | type(None))
-            plain = plain or (isinstance(value, float) and math.isfinite(value))  # JSON has no other
+            plain = plain or (
+                isinstance(value, float) and math.isfinite(value)
+            )  # JSON has no NaN and no infinities
             content.setdefault(name, value if plain else str(value))
         if record.exc_info:
             content["traceback"] = self.formatException(record.exc_info)
-        # in ASCII: a stream of another encoding would put escapes of its own into it
+        # in ASCII: a stream with another encoding would add escapes of its own
         return json.dumps(content, separators=(",", ":"))
 
 
 def configure_logging(stream: IO[str], level: str, *, as_json: bool) -> None:
-    """Write what the package says to a stream; others may speak from warnings on."""
+    """Log to a stream: what the package says from this level on, what others say from warnings on."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_JsonObjects() if as_json else _TextLines())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

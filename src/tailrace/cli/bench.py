@@ -31,7 +31,7 @@ BENCHES = {
     ),
     "store": ("updates with fsync, beside RocksDB", ["--docs", "50000", "--updates", "100000"]),
 }
-"""What each answers, and with which options it does so in well under a minute."""
+"""What each measures, and the options with which that takes well under a minute."""
 ONLY_IF_NAMED = ("peers", "growth")
 
 

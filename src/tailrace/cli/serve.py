@@ -304,7 +304,7 @@ def _alternates(texts: tuple[str, ...]) -> tuple[AlternateAddress, ...]:
 
     parsed = tuple(map(AlternateAddress.parse, texts))
     if len({address.network for address in parsed}) < len(parsed):
-        raise UsageError("--alternate-address names a network twice, and a node has one address on each")
+        raise UsageError("--alternate-address names a network twice; a node has one address on each")
     return parsed
 
 
@@ -369,7 +369,7 @@ async def _serve(options: _Options) -> None:
 
 
 class _Reloading:
-    """Users and certificates from their files, again; all of them, or none if one is wrong."""
+    """Reads users and certificates from their files again; all take effect, or none if one is wrong."""
 
     def __init__(self, server: Server, options: _Options) -> None:
         self._node = server.node
@@ -378,7 +378,7 @@ class _Reloading:
         self._is_asked = False
 
     def ask(self) -> None:
-        """Somebody wants it; once more after the one that is under way."""
+        """Read them; if that is under way, once more after it."""
         self._is_asked = True
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())

@@ -54,7 +54,7 @@ class BlockingSource:
 
     @property
     def options(self) -> SourceOptions:
-        """What it was made with."""
+        """The options that it was made with."""
         return self._source.options
 
     # life
@@ -217,7 +217,7 @@ class BlockingSource:
 
     @property
     def bucket_uuid(self) -> str:
-        """The bucket's: another one of its name has another. Empty where the server says none."""
+        """A bucket that is deleted and made again has another one. Empty if the server does not tell it."""
         return self._call(lambda: self._source.bucket_uuid)
 
     def high_seqnos(self, *, reachable_only: bool = False) -> dict[int, int]:

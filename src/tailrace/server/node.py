@@ -82,7 +82,7 @@ class Node:
         self._own_maps: dict[str, ServedMap] = {}
         self.global_map: ServedMap | None = None
         """As the coordinator set it; None: the node makes its own."""
-        self.dial: Dial = lambda link: link.close("this node has no way out")
+        self.dial: Dial = lambda link: link.close("this node can't connect to others")
         """How to reach other nodes; set by whoever runs the node."""
         self.buckets: dict[str, ServedBucket] = {}
         self.replication: dict[str, Replication] = {}
@@ -93,14 +93,14 @@ class Node:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """The id of its process."""
         return os.getpid()
 
     # connections
 
     def replace_users(self, users: Users) -> int:
         """Let these in from now on. Connections whose user is gone, or has another password, are closed;
-        returns how many. A node that needs no login stays so, and one that does stays that.
+        returns how many. Whether a login is needed stays as it was.
         """
         outdated = self.users.become(users)
         closed = [session for session in self.sessions if session.login.sasl.username in outdated]

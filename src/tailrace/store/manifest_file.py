@@ -69,7 +69,7 @@ class ManifestFile:
         """The state at the end of the newest log that is sealed."""
         self.is_durable = True
         self.removes_later = False
-        """Somebody asks for `begin_removal`."""
+        """Files are only removed by the jobs of `begin_removal`, which somebody asks for."""
         self._files = files
         self._directory = directory
         self._path = f"{directory}/{MANIFEST}"
@@ -105,7 +105,7 @@ class ManifestFile:
                 then()
 
     def retire(self, paths: Iterable[str]) -> None:
-        """Nothing will need these files, once the newest manifest is durable. What can't be removed then is
+        """Nothing needs these files once the newest manifest is durable. Those that can't be removed then are
         removed when the bucket is opened again.
         """
         self._retired |= dict.fromkeys(paths)
@@ -115,8 +115,8 @@ class ManifestFile:
     def begin_removal(
         self, leaving: list[Any] | None = None, freed: Callable[[], None] | None = None
     ) -> RemovalJob | None:
-        """What removes the files that nothing needs any more, and frees what is leaving memory, and says so;
-        None if there is nothing of either.
+        """A job that removes the files that nothing needs any more, frees what is leaving memory, and then
+        calls ``freed``; None if there is neither.
         """
         paths: list[str] = []
         if self.is_durable:
@@ -125,7 +125,7 @@ class ManifestFile:
 
 
 class RemovalJob:
-    """Frees memory and removes files, which takes some milliseconds where there is much of it."""
+    """Frees memory and removes files, which takes some milliseconds where there is a lot."""
 
     def __init__(
         self, files: Files, paths: list[str], leaving: list[Any], freed: Callable[[], None] | None
@@ -149,7 +149,7 @@ class RemovalJob:
 
 
 def _by_number(members: dict[str, T]) -> dict[int, T]:
-    """JSON has no numbers as names."""
+    """With numbers as keys; in JSON they are texts."""
     return {int(number): value for number, value in members.items()}
 
 
@@ -167,7 +167,7 @@ def with_clips(table: Table, clips: dict[str, Clips]) -> Table:
 
 
 def spliced(items: Sequence[T], known: Sequence[T], new: T | None, *, drop: bool) -> list[T]:
-    """A list with something new right behind neighbours in it, and perhaps without those."""
+    """A list with ``new`` right behind the last of those that are known, which are left out with ``drop``."""
     place = max((items.index(item) for item in known), default=len(items) - 1) + 1
     head, tail = items[:place], items[place:]
     if drop:

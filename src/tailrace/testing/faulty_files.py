@@ -3,7 +3,7 @@
 `FaultyFiles` goes around any `Files` and asks a plan before each call that writes. `SimulatedDisk` keeps
 apart what was written and what is durable, as a disk with a cache does, and `power_cut` leaves what a real
 one may leave: of what was not synced, each sector may be there, may be missing or may be garbage, files may
-be shorter, and each name may be old or new. One thing it takes for granted: bytes that are synced stay, also
+be shorter, and each name may be old or new. It takes one thing for granted: bytes that are synced stay, also
 when bytes behind them in the same sector are not (SQLite calls that powersafe overwrite).
 """
 
@@ -42,7 +42,7 @@ class PowerCut(BaseException):
 
 
 class Fault(NamedTuple):
-    """What happens in place of a call; of an append, so many bytes are written before."""
+    """What happens in place of a call; for an append, also how many bytes are written first."""
 
     raises: BaseException | Callable[[], NoReturn]
     written: int = 0
@@ -82,7 +82,7 @@ class FaultyFiles:
     def __init__(self, inner: Files, plan: Plan | None = None, *, syncs: bool = True) -> None:
         self.inner = inner
         self.plan = plan
-        self.syncs = syncs  # False: leave out the waiting for the disk, which a kill can't tell
+        self.syncs = syncs  # False: don't wait for the disk; a kill of the process can't tell the difference
         self.calls = 0
         self.trace: list[tuple[str, str]] = []
 
@@ -188,7 +188,7 @@ class _Blocks(bytearray):
 
 
 class SmallDisk(MemoryFiles):
-    """A disk in memory on which no more than so many bytes fit; ``foreign_bytes`` are somebody else's.
+    """A disk in memory with room for so many bytes; ``foreign_bytes`` are somebody else's.
 
     As on a real one a file takes whole blocks, what does not fit is written as far as it does, a name takes
     no room, and a file that was removed takes its room for as long as somebody has it open.
@@ -237,7 +237,7 @@ class SmallDiskFile(MemoryFile):
 
 
 def _in_blocks(size: int) -> int:
-    """What a file of this size takes."""
+    """How much room a file of this size takes."""
     return -(-size // BLOCK) * BLOCK
 
 

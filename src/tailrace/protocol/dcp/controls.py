@@ -231,8 +231,8 @@ def _marker_version(options: ConnectionOptions, value: str) -> Status:
 
 
 def _no_effect(options: ConnectionOptions, value: str) -> Status:
-    """What it allows, this node never does: a cursor here is a seqno, which nobody needs to drop, and a
-    document has no frequency of use.
+    """This node never does what it allows: a cursor here is a seqno, which need not be dropped, and how often
+    documents are used is not counted.
     """
     return Status.SUCCESS
 

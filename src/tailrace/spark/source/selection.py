@@ -5,7 +5,8 @@ query takes of it. So the columns are chosen here, by the option ``columns`` or 
 nobody asked for is never decoded; without ``value`` the node does not even send it. Rows are chosen by the
 options ``ops`` and ``keyPrefix``, or by the filters of a query where Spark hands them over.
 
-Nothing here imports pandas, which Arrow does by itself for many a small thing: half a second in every task.
+Nothing here imports pandas. Arrow does so by itself for many small things, and that costs half a second in
+every task.
 """
 
 from __future__ import annotations
