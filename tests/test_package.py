@@ -143,3 +143,11 @@ def test_what_is_in_them(built: Path) -> None:
 def test_the_version_has_its_place_in_the_changelog() -> None:
     headings = re.findall(r"^## \[?([^\]\s]+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert tailrace.__version__ in headings or headings[0] == "Unreleased"
+
+
+def test_changes_are_told_in_groups() -> None:
+    """People look for what concerns them: in each version, every line stands below a heading of its own."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    for version in re.split(r"^## ", text, flags=re.M)[1:]:
+        ungrouped = re.split(r"^### ", version, flags=re.M)[0]
+        assert not re.findall(r"^- .*", ungrouped, re.M), version.partition("\n")[0]
