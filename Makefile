@@ -86,7 +86,7 @@ coverage: $(STAMP) $(JAVA) caches
 soak: $(STAMP)
 	$(BIN)/pytest -n 2 -m long --timeout 0
 
-# All campaigns (node, consumer, mirror, cluster) side by side on two cores for HOURS, with planted bugs that they must
+# All campaigns (node, reader, mirror, cluster) side by side on two cores for HOURS, with planted bugs that they must
 # catch, and one table at the end. CAMPAIGN=mirror runs one of them, with SEED=7 too it plays that schedule again;
 # SEED=7 with ROUNDS=12 or KILLS=10 plays a longer script of the mirror.
 chaos: $(STAMP)

@@ -84,7 +84,7 @@ def serve(count: int, size: int) -> None:
 
 
 def produce(connection: socket.socket, rows: np.ndarray, port: int) -> None:
-    """One consumer: made-up answers, then all rows within its window."""
+    """One reader: made-up answers, then all rows within its window."""
     framer = Framer()
     window = outstanding = 0
     pending = memoryview(b"")

@@ -1,4 +1,4 @@
-"""Failover logs, the rollback decisions and what a consumer does about them, case by case."""
+"""Failover logs, the rollback decisions and what a reader does about them, case by case."""
 
 from __future__ import annotations
 
@@ -312,7 +312,7 @@ def test_claims_are_the_names_that_are_true() -> None:
     assert [claim.vb_uuid for claim in claims(Position.at(9999, 1), log)] == [9999]
 
 
-# The consumer's side
+# The reader's side
 
 
 def test_retreat_goes_to_an_exact_point_never_to_the_named_seqno_itself() -> None:

@@ -1,4 +1,4 @@
-"""The campaigns of `make chaos`: node, consumer, mirror and cluster."""
+"""The campaigns of `make chaos`: node, reader, mirror and cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-from campaigns import consumer, node_disk, node_wire
+from campaigns import node_disk, node_wire, reader
 from campaigns.bug import Campaign, Tally
 from chaos import planted, test_mirror_kills
 from chaos.local_engine import Chaos
@@ -76,10 +76,10 @@ CAMPAIGNS = (
         (AssertionError, TailraceError, ValueError),
     ),
     Campaign(
-        "consumer",
+        "reader",
         "a server that lies, a node with accidents, the rollback rule in a random world",
-        consumer.play_consumer,
-        consumer.BUGS,
+        reader.play_reader,
+        reader.BUGS,
         (AssertionError, TailraceError, OverflowError),
     ),
     Campaign(

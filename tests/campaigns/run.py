@@ -32,7 +32,7 @@ if __name__ == "__main__":
 
 from campaigns.bug import Bug, Campaign, Tally  # noqa: E402
 
-NAMES = ("node", "consumer", "mirror", "cluster")
+NAMES = ("node", "reader", "mirror", "cluster")
 CORES = 2
 STUCK_S = 1800.0
 """A schedule that takes longer never ends."""

@@ -14,7 +14,7 @@ from campaigns import run
 from campaigns.bug import Bug, Campaign, Tally
 from campaigns.registry import CAMPAIGNS
 
-NODE, CONSUMER, MIRROR, CLUSTER = CAMPAIGNS
+NODE, READER, MIRROR, CLUSTER = CAMPAIGNS
 PAGE = Path(__file__).parents[2] / "docs" / "proof.md"
 SCHEDULES = 100
 ISSUE = (
@@ -36,7 +36,7 @@ ISSUE = (
 
 
 @pytest.mark.parametrize(
-    ("campaign", "seeds"), [(NODE, range(20)), (CONSUMER, range(8))], ids=["node", "consumer"]
+    ("campaign", "seeds"), [(NODE, range(20)), (READER, range(8))], ids=["node", "reader"]
 )
 def test_a_few_schedules(campaign: Campaign, seeds: range, tmp_path: Path) -> None:
     for seed in seeds:
@@ -45,7 +45,7 @@ def test_a_few_schedules(campaign: Campaign, seeds: range, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("campaign", "bug"),
-    [pytest.param(campaign, bug, id=bug.name) for campaign in (NODE, CONSUMER) for bug in campaign.bugs],
+    [pytest.param(campaign, bug, id=bug.name) for campaign in (NODE, READER) for bug in campaign.bugs],
 )
 def test_a_planted_bug_is_caught(campaign: Campaign, bug: Bug, tmp_path: Path) -> None:
     for seed in (bug.seed, *range(SCHEDULES)):

@@ -1,4 +1,4 @@
-"""The consumer against a real node: one body for both pumps."""
+"""The reader against a real node: one body for both pumps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The consumer in the older dialects, against a real node: one body for both pumps, and for all that fits."""
+"""The reader in the older dialects, against a real node: one body for both pumps, and for all that fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The consumer and the key-value client over TLS: whom they believe, and how they show who they are."""
+"""The reader and the key-value client over TLS: whom they believe, and how they show who they are."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Who reads the simulated cluster: a model of a mirror, and somebody who reads any copy.
 
-Both run the product's own consumer and its whole resume policy (`client.resume`) over simulated connections.
+Both run the product's own reader and its whole resume policy (`client.resume`) over simulated connections.
 They are models in what they do with the changes: they keep them in a list per vbucket, publish a state only
 where a snapshot ends, and go back where they are told to.
 """
@@ -33,21 +33,21 @@ class _Link:
         self.error: Exception = ConnectError("the connection was cut")
         self.address = address
         self.reader = reader
-        self.consumer: DcpReader | None = None
+        self.machine: DcpReader | None = None
 
     @property
     def wants_data(self) -> bool:
-        return not self.closed and self.consumer is not None and not self.consumer.is_swamped
+        return not self.closed and self.machine is not None and not self.machine.is_swamped
 
     def take(self) -> bytes:
-        return b"" if self.consumer is None else self.consumer.data_to_send()
+        return b"" if self.machine is None else self.machine.data_to_send()
 
     def give(self, data: bytes, now: float) -> None:
-        assert self.consumer is not None
+        assert self.machine is not None
         try:
-            self.consumer.receive_data(data)
-            self.consumer.process(now)
-            if not self.opened and self.consumer.granted is not None:
+            self.machine.receive_data(data)
+            self.machine.process(now)
+            if not self.opened and self.machine.granted is not None:
                 self.opened = True
                 self.reader.nodes.opened(self.address, now)
         except TailraceError as error:
@@ -55,11 +55,11 @@ class _Link:
             self.closed = True
 
     def tick(self, now: float) -> None:
-        assert self.consumer is not None
-        timer = self.consumer.next_timer()
+        assert self.machine is not None
+        timer = self.machine.next_timer()
         if timer is not None and timer <= now:
             try:
-                self.consumer.handle_timer(now)
+                self.machine.handle_timer(now)
             except ConnectError as error:
                 self.error = error
                 self.closed = True
@@ -127,12 +127,12 @@ class Mirror:
             if not self._dial(self.PLACE, address.port, link):
                 self._unreachable(address, now)
                 continue
-            link.consumer = self.nodes.connected(address, now)
+            link.machine = self.nodes.connected(address, now)
             self._links.append(link)
         for address in self.nodes.to_disconnect():
             for link in self._links:
-                assert link.consumer is not None
-                if link.address == address and link.consumer.next_chunk() is None:
+                assert link.machine is not None
+                if link.address == address and link.machine.next_chunk() is None:
                     link.closed = True
                     self._links.remove(link)
                     self.nodes.dropped(address)

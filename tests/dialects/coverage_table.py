@@ -95,9 +95,9 @@ class Row:
     declared: str
     node_tests: tuple[str, ...]
     reader_tests: tuple[str, ...]
-    """Those of `tests/client`: what our consumer sends and receives."""
+    """Those of `tests/client`: what our reader sends and receives."""
     why_no_reader: str
-    """Why our consumer has nothing to do with it; empty if it has."""
+    """Why our reader has nothing to do with it; empty if it has."""
 
 
 def required() -> dict[str, str]:
@@ -158,7 +158,7 @@ def rows() -> list[Row]:
 
 
 def not_for_readers() -> set[str]:
-    """What our consumer has nothing to do with."""
+    """What our reader has nothing to do with."""
     return set(_NOT_FOR_READERS)
 
 

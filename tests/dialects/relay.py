@@ -1,4 +1,4 @@
-"""From one node's TAP stream into another node: a pipe, since a consumer takes what a producer sends."""
+"""From one node's TAP stream into another node: a pipe, since a node takes what a producer sends."""
 
 from __future__ import annotations
 

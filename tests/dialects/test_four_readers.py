@@ -34,7 +34,7 @@ VBUCKETS = 4
 
 @dataclass
 class RawDcpReader:
-    """The plainest DCP consumer."""
+    """The plainest DCP reader."""
 
     peer: Peer
     documents: dict[int, dict[bytes, tuple[Any, ...]]] = field(default_factory=dict)

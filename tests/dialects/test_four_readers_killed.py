@@ -1,4 +1,4 @@
-"""The same operations read by our own consumer in all four dialects, from a node process that is killed with
+"""The same operations read by our own reader in all four dialects, from a node process that is killed with
 ``kill -9`` in the middle: four equal maps, which are what the node holds.
 """
 

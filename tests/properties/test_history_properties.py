@@ -1,13 +1,13 @@
 """The rollback rule against a world that knows nothing of it.
 
 The second formulation: copies of a vbucket hold *changes* (branch, seqno, key), fail over, lose suffixes,
-purge tombstones. A consumer streams snapshots from them with deduplication, breaks off anywhere, and goes on
+purge tombstones. A reader streams snapshots from them with deduplication, breaks off anywhere, and goes on
 with any other copy. The world replays changes; it never compares failover logs. It asks at each step:
 
-* A stream is accepted only if what the consumer holds plus what it will be sent is what the copy holds.
+* A stream is accepted only if what the reader holds plus what it will be sent is what the copy holds.
 * A rollback never leads up, is never further than the point where the two histories really part, and the
   series of rollbacks ends.
-* Whenever the consumer believes to be exact, it holds precisely what the copy held at that seqno.
+* Whenever the reader believes to be exact, it holds precisely what the copy held at that seqno.
 * What `plan` says is accepted, right, and the newest that is right.
 
 ``PLANTED`` shows that the world notices: each planted error must fail some case.
@@ -83,7 +83,7 @@ def apply(state: State, change: Change) -> None:
 
 @dataclass
 class Version:
-    """A moment at which the consumer was exact, with all that it takes to return there."""
+    """A moment at which the reader was exact, with all that it takes to return there."""
 
     position: Position
     state: State
@@ -154,7 +154,7 @@ class World:
             copy.tidy = False
 
 
-class Consumer:
+class Reader:
     """Follows `Position`, `retreat` and `plan` to the letter, and can undo like a table with versions."""
 
     def __init__(self, world: World) -> None:
@@ -173,7 +173,7 @@ class Consumer:
         self.marker = None
 
     def undo_to(self, seqno: int) -> None:
-        """What a consumer can do that kept all that it received: no more of it than up to ``seqno``."""
+        """What a reader can do that kept all that it received: no more of it than up to ``seqno``."""
         since = self.since
         known = [point for point in self.points if point <= seqno]
         self.restore(self.points[max(known)] if known else NOTHING)
@@ -264,7 +264,7 @@ class Consumer:
     def judge(self, request: Position, answer: int | None, copy: Copy) -> None:
         """Was that answer right? Told from the changes alone."""
         if answer is None:
-            assert continues(self.state, self.position, copy), f"{request} accepted, but the consumer is lost"
+            assert continues(self.state, self.position, copy), f"{request} accepted, but the reader is lost"
             return
         assert 0 <= answer <= request.seqno
         if self.source is None or not (self.source.tidy and copy.tidy) or 0 < request.seqno < copy.purge:
@@ -312,7 +312,7 @@ class Consumer:
 
 
 def continues(state: State, position: Position, copy: Copy) -> bool:
-    """Does a stream from here bring the consumer to what the copy holds, at each end from its own end on?"""
+    """Does a stream from here bring the reader to what the copy holds, at each end from its own end on?"""
     if position.seqno > copy.high:
         return False
     past = set(copy.past)
@@ -330,11 +330,11 @@ def continues(state: State, position: Position, copy: Copy) -> bool:
 
 def run_case(seed: int) -> None:
     world = World(seed)
-    consumer = Consumer(world)
+    reader = Reader(world)
     for _ in range(world.random.randint(2, 9)):
         copy = world.random.choice(world.copies[-2:])
-        consumer.connect(copy)
-        consumer.stream(copy)
+        reader.connect(copy)
+        reader.stream(copy)
         check_logs(world)
         for _ in range(world.random.randint(1, 4)):
             world.turn(copy)
@@ -423,7 +423,7 @@ def _no_purge(request: Position, log: FailoverLog, *, purge_seqno: int = 0, **re
     return history.rollback_seqno(request, log, purge_seqno=0, **rest)  # type: ignore[arg-type]
 
 
-LOST = "accepted, but the consumer is lost"
+LOST = "accepted, but the reader is lost"
 WRONG_STATE = "is not what the copy held"
 
 PLANTED = {

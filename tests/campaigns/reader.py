@@ -1,4 +1,4 @@
-"""The consumer: a server that lies, a node that has accidents, and the rollback rule in a world that knows
+"""The reader: a server that lies, a node that has accidents, and the rollback rule in a world that knows
 nothing of it.
 
 A server that lies tells a history, and somewhere in it something that can't be true. What was delivered must
@@ -31,14 +31,14 @@ from tailrace.wire.codes import Magic, Status
 from tailrace.wire.dcp import DcpDeletion, DcpStreamEnd
 from tailrace.wire.header import Frame
 
-__all__ = ["BUGS", "play_consumer"]
+__all__ = ["BUGS", "play_reader"]
 
 CASES = 100
 """Of the rollback rule, in a schedule."""
 HISTORY_STEPS = 60
 
 
-def play_consumer(seed: int, _directory: Path) -> Tally:
+def play_reader(seed: int, _directory: Path) -> Tally:
     """One schedule."""
     match seed % 4:
         case 0 | 1:
