@@ -7,6 +7,7 @@ import gc
 import json
 import struct
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -103,6 +104,22 @@ def test_keys_in_order_a_portion_at_a_time(wire: Wire) -> None:
     status, value = go_on(wire, scan_id)
     assert (status, keys_in(value)) == (Status.RANGE_SCAN_COMPLETE, KEYS[8:])
     assert go_on(wire, scan_id)[0] == Status.KEY_ENOENT
+
+
+def test_a_portion_takes_no_longer_than_its_client_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    session = bench.session()
+    ask(bench, session, Hello(key=b"test", value=struct.pack(">H", Feature.JSON)))
+    ask(bench, session, *(kv.Set(key=key, value=b"1", vbucket=VBUCKET) for key in KEYS))
+    (answer,) = ask(bench, session, made(users(key_only=True)))
+    monkeypatch.setattr(bench.clock, "monotonic", count(1000.0, 0.0009).__next__)  # what a look takes
+    portions = []
+    for max_ms in (5, 1, 0):
+        request = kv.RangeScanContinue(vbucket=VBUCKET, scan_id=bytes(answer.value), max_ms=max_ms)
+        (portion,) = ask(bench, session, request)
+        portions.append((Status(portion.status), keys_in(bytes(portion.value))))
+    more, complete = Status.RANGE_SCAN_MORE, Status.RANGE_SCAN_COMPLETE
+    assert portions == [(more, KEYS[:6]), (more, KEYS[6:8]), (complete, KEYS[8:])]
 
 
 def test_documents_with_or_without_xattrs(node: RunningNode, wire: Wire) -> None:

@@ -5,6 +5,7 @@ Rules: docs/spec/servers.md#range-scans.
 
 from __future__ import annotations
 
+import math
 import struct
 
 from ...errors import MalformedMessage
@@ -81,9 +82,13 @@ def go_on(call: Call[kv.RangeScanContinue]) -> Reply:
     scan.session = call.session
     most_items = min(request.max_items or _MOST_ITEMS, _MOST_ITEMS)
     most_bytes = min(request.max_bytes or _MOST_BYTES, _MOST_BYTES)
+    clock = call.node.clock
+    ends_at = clock.monotonic() + request.max_ms / 1000 if request.max_ms else math.inf
     out = bytearray()
     count = looked_at = 0
     while scan.keys and count < most_items and looked_at < _MOST_ITEMS and len(out) < most_bytes:
+        if looked_at and clock.monotonic() >= ends_at:
+            break
         looked_at += 1
         item = _item(call, vbucket, scan, scan.keys.pop())
         if item is not None:
