@@ -38,7 +38,7 @@ from ...frames import (
 )
 from ...snappy import deflate, inflate
 from ...wire.codes import Datatype, DcpOpcode, Magic, RequestFrameId, SystemEventId
-from ...wire.dcp import DELETION_V1, DELETION_V2, EXPIRATION, DcpSystemEvent
+from ...wire.dcp import DELETION_V1, DELETION_V2, EXPIRATION, MUTATION, DcpSystemEvent
 from ...wire.event_forms import as_flatbuffer, as_integers
 from ...wire.fields import FrameInfo, encode_frame_infos, join_xattrs, split_xattrs
 from ...wire.header import HEADER, HEADER_LAYOUT, HEADER_SIZE, MAX_FRAME, Frame
@@ -51,7 +51,8 @@ __all__ = ["ShapedFrames", "Shaper", "stream_id_framing"]
 _KEY_LENGTH, _BODY_LENGTH = HEADER_LAYOUT.field("key_length"), HEADER_LAYOUT.field("body_length")
 _DATATYPE_AT = HEADER_LAYOUT.at("datatype")
 _DATATYPES = 8
-_SEQNO = struct.Struct(">Q")
+_unpack_seqno = MUTATION.until("rev_seqno").struct.unpack_from
+"""All changes begin with it."""
 _SYSTEM_XATTR = "_"
 _EVENT = DcpSystemEvent.LAYOUTS[0].field("event")
 _SYSTEM_EVENT = int(Trait.SYSTEM_EVENT)
@@ -70,7 +71,7 @@ class ShapedFrames(NamedTuple):
 
 
 def _seqno_of(data: Bytes, offset: int) -> int:
-    seqno: int = _SEQNO.unpack_from(data.data, offset + HEADER_SIZE)[0]
+    seqno: int = _unpack_seqno(data.data, offset + HEADER_SIZE)[0]
     return seqno
 
 
