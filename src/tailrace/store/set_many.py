@@ -5,7 +5,8 @@ where the vbucket has its changes. All that stands in the frames is worked out f
 columns. A batch in which anything needs a closer look goes through `EngineVBucket.set`, one after the other.
 
 Frames that were made together and then entered their vbuckets one by one, by `_append`, took 1.6 times the
-time: each vbucket's memory is touched once here, and three times there.
+time: each vbucket's memory is touched once here, and three times there
+(docs/decisions/0023-many-writes-at-once.md).
 """
 
 from __future__ import annotations
