@@ -13,6 +13,7 @@ from tailrace.errors import MalformedMessage, UsageError
 from tailrace.model import (
     MAX_SEQNO,
     MAX_U64,
+    BehindSince,
     Position,
     SnapshotRange,
     parse_positions,
@@ -226,3 +227,13 @@ def test_numbers_are_only_what_we_would_write(text: str) -> None:
     except UsageError:
         return
     assert str(number) == text
+
+
+def test_since_when_somebody_is_behind() -> None:
+    since = BehindSince(100.0)
+    assert since.seconds(101.0, {0: 5}, {0: 5, 1: 0}) == 0
+    assert since.seconds(105.0, {0: 5}, {0: 9}) == 4, "since it had all"
+    assert since.seconds(110.0, {0: 9}, {0: 20}) == 5, "it has what there was at 105"
+    assert since.seconds(112.0, {0: 12}, {0: 30}) == 7, "... and not yet what there was at 110"
+    assert since.seconds(113.0, {0: 8}, {0: 8}) == 0, "what was to be reached was taken back"
+    assert since.seconds(114.0, {0: 8}, {0: 9}) == 1

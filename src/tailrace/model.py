@@ -14,7 +14,7 @@ Values check themselves: a position that would be nonsense cannot be built.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -28,6 +28,7 @@ __all__ = [
     "MAX_REV",
     "MAX_SEQNO",
     "MAX_U64",
+    "BehindSince",
     "Position",
     "SnapshotRange",
     "check_seqno",
@@ -289,6 +290,29 @@ def parse_positions(text: str, *, besides: Collection[str] = ()) -> dict[int, Po
         except UsageError as error:
             raise UsageError(f"vbucket {vbucket}: {error}") from None
     return positions
+
+
+class BehindSince:
+    """For how long somebody has not had all that a bucket had at some moment that was looked at."""
+
+    def __init__(self, now: float) -> None:
+        self._as_of = now
+        self._unreached: tuple[float, Mapping[int, int]] | None = None
+
+    def seconds(self, now: float, reached: Mapping[int, int], high_seqnos: Mapping[int, int]) -> float:
+        """How long by now, from how far vbuckets were reached and how far they are; 0: all is there."""
+
+        def has(wanted: Mapping[int, int]) -> bool:
+            return all(reached.get(vbucket, 0) >= seqno for vbucket, seqno in wanted.items())
+
+        at, wanted = self._unreached or (now, high_seqnos)
+        if has(wanted):
+            self._as_of, at, wanted = at, now, high_seqnos
+        if has(high_seqnos):
+            self._as_of, self._unreached = now, None
+            return 0.0
+        self._unreached = at, wanted
+        return now - self._as_of
 
 
 def _object_without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

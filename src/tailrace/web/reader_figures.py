@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..clock import SYSTEM, Clock
 from ..errors import TailraceError
+from ..model import BehindSince
 from .catalog import READER, READER_VBUCKETS, FigureSheet
 from .past import Sample
 
@@ -34,8 +35,7 @@ class ReaderFigures:
         self._source: Source | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._last: dict[str, Any] = {}
-        self._as_of = clock.monotonic()
-        self._unreached: tuple[float, Mapping[int, int]] | None = None
+        self._behind = BehindSince(clock.monotonic())
         self._stands: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {})
         """How far vbuckets were read, and how far they are."""
 
@@ -85,20 +85,8 @@ class ReaderFigures:
         figures = {"command": self._command, **source.stats()}
         if reached or not high_seqnos:
             figures["lag_changes"] = _behind(reached, high_seqnos)
-            figures["lag_s"] = self._lag_s(asked_at, reached, high_seqnos)
+            figures["lag_s"] = self._behind.seconds(asked_at, reached, high_seqnos)
         return figures
-
-    def _lag_s(self, asked_at: float, reached: Mapping[int, int], high_seqnos: Mapping[int, int]) -> float:
-        """Since when we have not had all that the bucket had at some moment that was looked at."""
-        unreached = self._unreached or (asked_at, high_seqnos)
-        if not _behind(reached, unreached[1]):
-            self._as_of = max(self._as_of, unreached[0])
-            unreached = (asked_at, high_seqnos)
-        if not _behind(reached, high_seqnos):
-            self._as_of, self._unreached = asked_at, None
-            return 0.0
-        self._unreached = unreached
-        return self._clock.monotonic() - self._as_of
 
     def metrics(self, vbuckets: bool) -> FigureSheet:
         """For Prometheus."""

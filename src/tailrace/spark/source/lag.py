@@ -22,6 +22,7 @@ from pyspark.sql.streaming.listener import (
 
 from ...clock import SYSTEM, Clock
 from ...errors import TailraceError
+from ...model import BehindSince
 from .offsets import from_offset
 
 if TYPE_CHECKING:
@@ -59,25 +60,6 @@ class Lag:
         return self.changes / self.rows_per_second if self.rows_per_second > 0 else None
 
 
-class _Behind:
-    """Since when a query has not had all that the bucket had at some moment that was looked at."""
-
-    def __init__(self, now: float) -> None:
-        self._as_of = now
-        self._unreached: tuple[float, Mapping[int, int]] | None = None
-
-    def seconds(self, now: float, end: Mapping[int, int], latest: Mapping[int, int]) -> float:
-        """How long by now."""
-        at, wanted = self._unreached or (now, latest)
-        if all(end.get(vbucket, 0) >= seqno for vbucket, seqno in wanted.items()):
-            self._as_of, at, wanted = at, now, latest
-        if all(end.get(vbucket, 0) >= seqno for vbucket, seqno in latest.items()):
-            self._as_of, self._unreached = now, None
-            return 0.0
-        self._unreached = (at, wanted)
-        return now - self._as_of
-
-
 def _seqnos(offset: str | None) -> dict[int, int]:
     positions = from_offset(json.loads(offset or "null") or {})
     return {vbucket: position.seqno for vbucket, position in positions.items()}
@@ -101,7 +83,7 @@ class LagListener(StreamingQueryListener):
         self._lock = threading.Lock()
         self._lags: dict[str, Lag] = {}
         self._clock = clock
-        self._behind: dict[str, _Behind] = {}
+        self._behind: dict[str, BehindSince] = {}
 
     @property
     def lags(self) -> dict[str, Lag]:
@@ -128,7 +110,7 @@ class LagListener(StreamingQueryListener):
         end, latest = (
             _seqnos(offset) for offset in (progress.sources[0].endOffset, progress.sources[0].latestOffset)
         )
-        since = self._behind.setdefault(run, _Behind(self._clock.monotonic()))
+        since = self._behind.setdefault(run, BehindSince(self._clock.monotonic()))
         self._keep(
             run,
             Lag(
