@@ -99,6 +99,19 @@ def test_every_part_is_in_the_table() -> None:
     assert set(allowed()[0]) == {part(module) for module in modules()}
 
 
+def test_nothing_is_allowed_that_nobody_needs() -> None:
+    """Otherwise the table would not show how data flows. Parts in one row share what it allows."""
+    table = (ROOT / "CONTRIBUTING.md").read_text().split("## Layers")[1].split("\n## ")[0]
+    needed: dict[str, set[str]] = {name: set() for name in allowed()[0]}
+    for module, code in modules().items():
+        names = [name.split(".")[1] for name, _ in imports(module, code) if name.startswith("tailrace.")]
+        needed[part(module)].update(names)
+    for row in (row.split("|") for row in table.splitlines() if row.startswith("| `")):
+        parts, may, types = (set(re.findall(r"`(\w+)`", cell)) for cell in row[1:4])
+        used = set().union(*(needed[name] for name in parts if name in needed))
+        assert (may | types) - used == set(), parts
+
+
 def test_imports_follow_the_layers() -> None:
     assert [line for module, code in modules().items() for line in broken_imports(module, code)] == []
 
