@@ -156,20 +156,17 @@ class Reading:
             self._is_begun = True
         self._need_nodes(self._nodes.map)
         self._held.turn()  # whatever else can't be done: a timer that is due would come again at once
-        ready = self._nodes.ready()
-        self._catalog.turn(ready, now)
+        self._catalog.turn(self._nodes.ready(), now)
         unresolved: dict[Address, list[Progress]] = {}
         requested: dict[DcpReader, list[Progress]] = {}
         left = _REQUESTED_AT_ONCE
-        full: set[DcpReader] = set()
-        to_do: tuple[ReadingState, ...] = ReadingState.READY, ReadingState.UNRESOLVED
         aside = self._held.aside
         for progress in list(self._roster.unsettled.values()):
             if aside and progress.vbucket in aside:
                 continue
             if progress.state is ReadingState.WAITING and progress.retry_at <= now:
                 progress.make_ready()
-            if progress.state not in to_do:
+            if progress.state not in (ReadingState.READY, ReadingState.UNRESOLVED):
                 continue
             node = self._nodes.node_of(progress.vbucket)
             if node is None:
@@ -182,11 +179,7 @@ class Reading:
                 if progress.state is ReadingState.READY:
                     is_one_of_many = progress.ends_at_most is None and not node.link.ONE_REQUEST
                     if is_one_of_many and node.link.wants_answer:
-                        full.add(node.link)
-                        if len(full) == len(ready):
-                            # go on for those whose time has come: their timer would come again at once
-                            to_do = (ReadingState.UNRESOLVED,)
-                        continue
+                        continue  # look at all: a timer that is due would come again at once
                     self._request(progress, node)
                     requested.setdefault(node.link, []).append(progress)
                     left -= is_one_of_many
