@@ -78,8 +78,8 @@ def test_files_are_skipped_by_key_vbucket_and_time(tmp_path: Path) -> None:
     moment = between.isoformat()
     for condition in ("vbucket = 1", "key >= 'late'", f"event_time >= timestamp '{moment}'"):
         query = QueryBuilder().register("t", DeltaTable(str(path)))
-        found = pa.table(query.execute(f"select key from t where {condition}").read_all())
-        assert set(found["key"].to_pylist()) == wanted, condition
+        chosen_keys = pa.table(query.execute(f"select key from t where {condition}").read_all())
+        assert set(chosen_keys["key"].to_pylist()) == wanted, condition
     for chosen in (pl.col("vbucket") == 1, pl.col("key") >= "late", pl.col("event_time") >= between):
         frame = pl.scan_delta(str(path)).filter(chosen).select("key").collect()
         assert set(frame["key"]) == wanted, chosen

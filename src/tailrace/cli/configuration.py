@@ -205,5 +205,5 @@ def shown(name: str, value: object) -> object:
 
 def _first_part(text: str, separator: str) -> str:
     """The name before a secret; of a text that has no name all may be one."""
-    name, found, _ = text.partition(separator)
-    return f"{name}{separator}{HIDDEN}" if found else HIDDEN
+    name, has_name, _ = text.partition(separator)
+    return f"{name}{separator}{HIDDEN}" if has_name else HIDDEN
