@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import signal
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -41,3 +43,18 @@ def _name_groups(config: pytest.Config, items: list[pytest.Item]) -> None:
         group = item.get_closest_marker("xdist_group")
         if group is not None and not item.nodeid.endswith(f"@{group.args[0]}"):
             item._id = type(item.id).parse(f"{item.nodeid}@{group.args[0]}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """A command that a test calls sets up the logging of this process, to a stream that ends with the test:
+    afterwards it is as it was.
+    """
+    root, package = logging.getLogger(), logging.getLogger("tailrace")
+    handlers, levels = root.handlers[:], (root.level, package.level)
+    try:
+        return (yield)
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(levels[0])
+        package.setLevel(levels[1])
