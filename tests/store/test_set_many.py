@@ -14,6 +14,7 @@ from tailrace.rng import source
 from tailrace.store.base import StoreSettings
 from tailrace.store.bucket import EngineBucket
 from tailrace.store.engine import Engine
+from tailrace.store.vbucket import EngineVBucket
 from tailrace.wire.codes import Status
 
 VBUCKETS = 4
@@ -136,10 +137,62 @@ def test_beyond_the_quota() -> None:
     engine.close()
 
 
+def test_together_where_nothing_is_unusual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that come twice, new ones, deleted ones, those of a collection, and vbuckets that are watched."""
+    outcomes = []
+    for many in (False, True):
+        rng = random.Random(3)
+        engine, bucket, _ = a_bucket()
+        bucket.set_manifest(json.dumps(MANIFEST).encode())
+        keys = [b"\0k%d" % number for number in range(30)] + [b"\x08k%d" % number for number in range(30)]
+        for vb in bucket:
+            for key in keys[::2]:
+                vb.set(key, b"before")
+            for key in keys[::4]:
+                vb.delete(key)
+            vb.forgotten.rev_floor = 5
+        bucket.vbuckets[1].collection_high_seqno([0, 8])
+        told: list[int] = []
+        bucket.vbuckets[2].on_append(lambda told=told: told.append(2))  # type: ignore[misc]
+        numbers, names = rng.choices(range(VBUCKETS), k=200), rng.choices(keys, k=200)
+        values = [rng.randbytes(rng.randrange(50)) for _ in names]
+        if many:
+            with monkeypatch.context() as patch:
+                patch.setattr(EngineVBucket, "set", None)
+                bucket.set_many(numbers, names, values, 1)
+        else:
+            for number, key, value in zip(numbers, names, values, strict=True):
+                bucket.vbuckets[number].set(key, value, datatype=1)
+        outcomes.append((state(bucket), told))
+        engine.close()
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("wrong", ["value", "key"])
+def test_nothing_is_changed_by_what_cannot_be_stored(wrong: str) -> None:
+    engine, bucket, _ = a_bucket()
+    for vb in bucket:
+        vb.set(b"\0old", b"before")
+    before = state(bucket)
+    keys: list[bytes] = [b"\0old", b"\0new", b"\0old", b"\0new", b"\0old"]
+    values = [b"1", b"2", b"3", b"4", b"5"]
+    if wrong == "value":
+        values[-1] = "no bytes"  # type: ignore[call-overload]
+    else:
+        keys[-1] = bytearray(b"\0unhashable")  # type: ignore[call-overload]
+    with pytest.raises(TypeError):
+        bucket.set_many([0, 0, 1, 0, 0], keys, values)
+    after = state(bucket)
+    assert {**after, "cas": before["cas"]} == before
+    bucket.set_many([0, 0], [b"\0old", b"\0new"], [b"6", b"7"])
+    assert [vb.high_seqno for vb in bucket] == [3, 1, 1, 1]
+    engine.close()
+
+
 def test_as_many_of_each() -> None:
     engine, bucket, _ = a_bucket()
+    with pytest.raises(ValueError, match="1 vbuckets, 2 keys, 2 values"):
+        bucket.set_many([0], [b"\0a", b"\0b"], [b"", b""])
     bucket.set_many([], [], [])
     assert not bucket.queue.frames
-    with pytest.raises(ValueError, match="longer"):
-        bucket.set_many([0], [b"\0a", b"\0b"], [b"", b""])
     engine.close()

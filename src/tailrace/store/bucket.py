@@ -24,6 +24,7 @@ from .losses import LossPolicy
 from .recovery import recover
 from .rewriting import rewrite_what_is_left
 from .sealing import SealedStore
+from .set_many import set_many
 from .vbucket import EngineVBucket
 from .vbucket_history import History
 
@@ -151,10 +152,7 @@ class EngineBucket(SealedStore):
     def set_many(
         self, vbuckets: Sequence[int], keys: Sequence[bytes], values: Sequence[bytes], datatype: int = 0
     ) -> None:
-        find, cache = self.find, self.cache
-        for number, key, value in zip(vbuckets, keys, values, strict=True):
-            find(number).put(key, value, 0, datatype, 0)
-            cache.pop(key, None)
+        set_many(self, vbuckets, keys, values, datatype)
 
     # VBuckets.
 

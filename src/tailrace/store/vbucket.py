@@ -1,7 +1,8 @@
 """Documents in a vbucket: what each key-value command does, with CAS, locks, expiry and conflict resolution.
 
-Every new version of a document is made in `put`, every tombstone in `_bury`; all of them enter the vbucket by
-`_append`. Refusals are `DocumentRefused` with the status that the protocol has for them.
+Every new version of a document is made in `put` (many at once in `set_many`), every tombstone in `_bury`; all
+of them enter the vbucket by `_append`. Refusals are `DocumentRefused`
+with the status that the protocol has for them.
 """
 
 from __future__ import annotations
