@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import polars
 import pyarrow as pa
@@ -15,10 +16,12 @@ import pytest
 from deltalake import DeltaTable
 from pyroaring import BitMap
 
+from table.s3 import options_for, refusing_store
 from table.test_table_model import Change, changes_table
 from tailrace.cli.main import main
 from tailrace.model import Position
 from tailrace.table.contract import Commit
+from tailrace.table.delta import engine
 from tailrace.table.delta.table import DeltaMirrorTable
 from tailrace.table.rows import TABLE_SCHEMA
 from tailrace.table.sink import TableWriter
@@ -174,6 +177,24 @@ def test_wait(people: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_secret_is_not_shown(people: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["query", str(people), "select 1", "--storage-option", "hunter2"]) == 2
     assert "hunter2" not in capsys.readouterr().err
+
+
+def test_a_query_does_not_repeat_what_was_signed(
+    people: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The engine has a connection of its own, and its errors are not those of `TableStore`."""
+
+    def query_elsewhere(_table: object, options: Any, sql: str, **how: Any) -> pa.RecordBatchReader:
+        return engine.query("s3://bucket/table", options, sql, **how)
+
+    monkeypatch.setattr("tailrace.table.opening.query_table", query_elsewhere)
+    with refusing_store() as port:
+        options = options_for(port, aws_session_token="hush-token")
+        given = [text for name, value in options.items() for text in ("--storage-option", f"{name}={value}")]
+        assert main(["query", str(people), "select 1", "--debug", *given]) == 1
+    said = capsys.readouterr().err
+    assert "lacked the necessary privileges" in said
+    assert "hush" not in said
 
 
 def test_a_query_takes_long_rows_few_at_a_time(

@@ -303,6 +303,37 @@ def _make_container(port: int) -> None:
     connection.close()
 
 
+@contextmanager
+def refusing_store() -> Iterator[int]:
+    """Refuses everything as S3 does where a signature is wrong: with all that was signed. Its port."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def refuse(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length") or 0))
+            told = " ".join(f"{name}:{value}" for name, value in self.headers.items())
+            text = "<Error><Code>SignatureDoesNotMatch</Code>"
+            answer = f"{text}<CanonicalRequest>{told}</CanonicalRequest></Error>".encode()
+            self.send_response(403)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(answer)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = refuse
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def once(fault: Fault, method: str, part: str) -> Plan:
     """A plan that strikes once."""
     struck = threading.Event()

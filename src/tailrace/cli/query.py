@@ -44,6 +44,7 @@ def command(table: str, sql: str, as_json: bool, storage_options: tuple[str, ...
     from ..table.contract import TableDamaged
     from ..table.opening import TableOptions, open_table, query_table
     from ..table.scan import rows_per_batch
+    from ..table.store import without_secrets
 
     storage = parse_storage_options(storage_options)
     opened = open_table(table, TableOptions(storage))
@@ -55,14 +56,16 @@ def command(table: str, sql: str, as_json: bool, storage_options: tuple[str, ...
         rows = _as_json(reader) if as_json else _as_table(reader)
     except (BrokenPipeError, UsageError):  # whoever read it has seen enough; or it is said already
         raise
-    except Exception as error:  # the engine has its own classes for errors in a query
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # noqa: BLE001 - the engine has its own classes for errors in a query
+        told = without_secrets(str(error), storage)
+        reason = told.splitlines()[0]
+        cause = error if told == str(error) else None  # --debug shows all of it
         if _FILE_OF_TABLE.search(reason):
             raise TableDamaged(
                 f"a file of the table can't be read: {reason}; restore it, or make a new table beside it "
                 "(a _last_checkpoint of what is gone may be deleted)"
-            ) from error
-        raise UsageError(f"the query can't be answered: {reason}") from error
+            ) from cause
+        raise UsageError(f"the query can't be answered: {reason}") from cause
     note(counted(rows, "row"))
 
 

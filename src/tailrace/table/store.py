@@ -27,7 +27,7 @@ from ..paths import location
 from ..rng import unique_name
 from .contract import StorageError
 
-__all__ = ["StoredFile", "TableStore", "Writable"]
+__all__ = ["StoredFile", "TableStore", "Writable", "without_secrets"]
 
 _SHARED = 0o666  # before the umask: a table is the user's, not ours alone
 
@@ -47,6 +47,8 @@ _CLIENT_OPTIONS = frozenset(
 (``aws_allow_http``) and capitals are allowed."""
 _PREFIX = re.compile(r"^(aws|azure|google)_")
 _MAX_RETRIES, _RETRY_TIMEOUT = "max_retries", "retry_timeout"
+_SECRET_VARIABLE = re.compile(r"(AWS|AZURE|GOOGLE)_\w*(KEY|KEY_ID|SECRET|TOKEN)")
+"""Stores take what the options leave out from the environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,17 @@ class TableStore:
         return self.home.local_path(path)
 
 
+def without_secrets(text: str, options: Mapping[str, str]) -> str:
+    """A text without what the options of a store hold, and the keys of the environment: a store that refuses
+    a request may repeat it. Of addresses the part that may be signed is left out.
+    """
+    given = list(options.values())
+    given += [value for name, value in os.environ.items() if _SECRET_VARIABLE.fullmatch(name)]
+    for secret in sorted((value for value in given if len(value) > 3), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return re.sub(r"(\w+://[^\s?]*)\?\S*", r"\1", text)
+
+
 class DiskHome:
     """A folder."""
 
@@ -299,7 +312,7 @@ class ObjectHome:
 
     def __init__(self, uri: str, options: Mapping[str, str]) -> None:
         self._uri = uri
-        self._secrets = tuple(sorted((value for value in options.values() if len(value) > 3), key=len))
+        self._options = options
         with self._one_line("open"):
             self._store = _object_store(uri, options)
 
@@ -398,14 +411,8 @@ class ObjectHome:
         except (NotFoundError, FileNotFoundError):
             raise FileNotFoundError(f"{place} is not there") from None
         except (BaseError, OSError, ValueError, TypeError) as error:
-            text = self.scrub(str(error).strip().partition("\n")[0]) or type(error).__name__
-            raise StorageError(f"can't {what} {place}: {text}") from None
-
-    def scrub(self, text: str) -> str:
-        """A text without what the options hold; of addresses the part that may be signed is left out."""
-        for secret in reversed(self._secrets):
-            text = text.replace(secret, "***")
-        return re.sub(r"(\w+://[^\s?]*)\?\S*", r"\1", text)
+            text = without_secrets(str(error).strip().partition("\n")[0], self._options)
+            raise StorageError(f"can't {what} {place}: {text or type(error).__name__}") from None
 
 
 class ObjectReader(io.RawIOBase):

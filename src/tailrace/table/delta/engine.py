@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from ...errors import UsageError
 from ..contract import StorageError
+from ..store import without_secrets
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, QueryBuilder
@@ -26,6 +27,8 @@ _ENCODED = re.compile(r"[^A-Za-z0-9_./+=&'@:()!$,;-]")
 
 _ROWS = "__tailrace_rows"
 """The table's own name for the engine; queries know it by others."""
+_DRAWN = re.compile("\x1b\\[[0-9;]*m|↳")
+"""Between an error and what led to it."""
 
 
 def check_engine_path(path: str, instead: str) -> None:
@@ -48,7 +51,9 @@ def check_engine_path(path: str, instead: str) -> None:
 def query(
     uri: str, storage_options: Mapping[str, str], sql: str, *, names: Iterable[str], batch_rows: int
 ) -> pa.RecordBatchReader:
-    """The answer to a query in which the table has these names; the engine has its own classes for errors."""
+    """The answer to a query in which the table has these names; the engine has its own classes for errors,
+    and repeats what a store says of a request: `without_secrets`.
+    """
     from deltalake import DeltaTable
 
     table = DeltaTable(uri, storage_options=dict(storage_options) or None)
@@ -56,6 +61,19 @@ def query(
     if _reads_no_column(engine, sql):
         engine = _engine(table, names, batch_rows, where=" where vbucket >= 0")
     return pa.RecordBatchReader.from_stream(engine.execute(sql))
+
+
+@contextlib.contextmanager
+def _errors_of(what: str, storage_options: Mapping[str, str] | None) -> Iterator[None]:
+    """Errors of the engine as ours: in one line, and without what the options hold."""
+    from deltalake.exceptions import DeltaError
+
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        causes = [_DRAWN.sub("", line).strip() for line in str(error).splitlines()]  # one below the other
+        reason = without_secrets(": ".join(filter(None, causes)), storage_options or {})
+        raise StorageError(f"{what}: {reason}") from None
 
 
 def _engine(table: DeltaTable, names: Iterable[str], batch_rows: int, where: str = "") -> QueryBuilder:
@@ -103,8 +121,10 @@ class OrdinaryTable:
         self._uri = uri
         self._options = dict(storage_options) or None
         self._name = name
-        self._is_there = DeltaTable.is_deltatable(uri, self._options)
-        if self._is_there and DeltaTable(uri, storage_options=self._options).metadata().name != name:
+        with _errors_of(f"the export at {uri} can't be looked at", storage_options):
+            self._is_there = DeltaTable.is_deltatable(uri, self._options)
+            known = DeltaTable(uri, storage_options=self._options).metadata().name if self._is_there else name
+        if known != name:
             raise UsageError(f"there is a table at {uri} that is no export; choose another path")
 
     def replace(
@@ -120,7 +140,7 @@ class OrdinaryTable:
             AddAction(file.path, file.size, {}, file.modified_ms, True, file.statistics) for file in files
         ]
         properties = CommitProperties(custom_metadata=dict(note))
-        try:
+        with _errors_of(f"the export could not be written to {self._uri}", self._options):
             if self._is_there:
                 DeltaTable(self._uri, storage_options=self._options).create_write_transaction(
                     list(added), "overwrite", schema, commit_properties=properties
@@ -135,9 +155,6 @@ class OrdinaryTable:
                     storage_options=self._options,
                     commit_properties=properties,
                 )
-        except (DeltaError, OSError) as error:
-            reason = str(error).partition("\n")[0]
-            raise StorageError(f"the export could not be written to {self._uri}: {reason}") from error
         if self._is_there:  # what was exported before would stay for ever; readers have the usual week
             with contextlib.suppress(DeltaError, OSError):
                 DeltaTable(self._uri, storage_options=self._options).vacuum(dry_run=False)
