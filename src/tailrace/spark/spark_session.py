@@ -36,8 +36,13 @@ SOURCE_MODULE = "pyspark_tailrace"
 _MASTER_IS_GIVEN = ("MASTER", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT")
 """The last one is how spark-submit speaks to the job that it started, with a master of its own."""
 
-_SETTINGS = {"spark.sql.python.filterPushdown.enabled": "true"}
-"""Filters of a query limit what the source reads; Spark hands them over only if this is set."""
+_SETTINGS = {
+    # filters of a query limit what the source reads; Spark hands them over only if this is set
+    "spark.sql.python.filterPushdown.enabled": "true",
+    # the plan of a stream shows its options: a password in a URL, and keys that Spark does not know as such
+    "spark.sql.redaction.options.regex": "(?i)url|connectionString|^path$|storageOption|password",
+}
+"""The caller's are stronger."""
 
 _SHIM = """#!/bin/sh
 # Spark's launcher names a module that this Java image leaves out; nothing here needs it.
