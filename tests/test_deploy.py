@@ -109,7 +109,9 @@ def test_commands_are_taken(path: Path) -> None:
         assert {word for word in words if word.startswith("--")} <= known
 
 
-@pytest.mark.parametrize("path", [*DEPLOY.glob("systemd/*.service")], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*DEPLOY.glob("systemd/*.service"), DEPLOY / "compose.yml"], ids=lambda path: path.name
+)
 def test_options_in_the_environment_exist(path: Path) -> None:
     known = {
         f"TAILRACE_{name}_{option.lstrip('-').replace('-', '_')}".upper()
@@ -133,6 +135,13 @@ def test_a_service_is_asked_for_its_health_where_it_listens() -> None:
         assert {port} == {*asked} or (not asked and port == of_image)
         assert f"127.0.0.1:{port}:{port}" in services[name]["ports"]
         assert f"{name}:{port}" in (DEPLOY / "prometheus" / "prometheus.yml").read_text()
+
+
+def test_no_password_is_on_a_command_line_of_a_service() -> None:
+    """Where everybody on the machine can see it."""
+    for path in (*DEPLOY.glob("systemd/*.service"), DEPLOY / "compose.yml"):
+        for words in commands_in(path.read_text()):
+            assert not {"--user", "--http-user", "--storage-option"} & {*words}, path.name
 
 
 def test_mirrors_do_not_want_the_same_port() -> None:

@@ -149,3 +149,24 @@ def test_what_is_wrong_is_said(run: Run, file: Path, text: str, what: str) -> No
 def test_a_file_that_is_not_there(run: Run, tmp_path: Path) -> None:
     done = run("--config", tmp_path / "none.toml", "serve")
     assert done.code == 2 and "none.toml" in done.err
+
+
+def test_every_option_is_in_the_environment_by_its_name(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only by the name that its value has inside, which nobody could know: secrets go there."""
+    monkeypatch.setenv("TAILRACE_SERVE_USER", "ada:hunter2")
+    monkeypatch.setenv("TAILRACE_SERVE_HTTP_PORT", "9210")
+    monkeypatch.setenv("TAILRACE_MIRROR_STORAGE_OPTION", "a=hunter2 b=hunter2")
+    monkeypatch.setenv("TAILRACE_CLUSTER_START_SET", "idle_timeout=10m")
+    monkeypatch.setenv("TAILRACE_VERIFY_STORAGE_OPTIONS", "c=hunter2")  # as it was for long
+    printed = run("config").out
+    assert tomllib.loads(printed) == {
+        "serve": {"user": ["ada:***"], "http-port": "9210"},
+        "mirror": {"storage-option": ["a=***", "b=***"]},
+        "verify": {"storage-option": ["c=***"]},
+        "cluster": {"start": {"set": ["idle_timeout=10m"]}},
+    }
+    for variable in ("SERVE_USER", "MIRROR_STORAGE_OPTION", "VERIFY_STORAGE_OPTIONS"):
+        assert f"# $TAILRACE_{variable}\n" in printed
+    monkeypatch.setenv("TAILRACE_SERVE_USER", "hunter2")
+    done = run("serve", "--memory", "--port", "0")
+    assert done.code == 2 and "a user is written NAME:PASSWORD" in done.err

@@ -156,6 +156,10 @@ class _Documented(click.Command):
             ),
         ]
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        configuration.name_variables(ctx, self)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         session = ctx.find_root().ensure_object(ProgramRun)
         configure_logging(sys.stderr, session.log_level, as_json=session.log_json)

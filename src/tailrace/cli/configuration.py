@@ -8,6 +8,7 @@ The command line wins, then the environment (``TAILRACE_SERVE_PORT``), then the 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from click.core import ParameterSource
 
 from ..errors import UsageError
 
-__all__ = ["ENVIRONMENT_PREFIX", "configure", "effective", "shown"]
+__all__ = ["ENVIRONMENT_PREFIX", "configure", "effective", "name_variables", "shown"]
 
 ENVIRONMENT_PREFIX = "TAILRACE"
 MAX_BYTES = 1 << 20
@@ -120,6 +121,15 @@ def is_setting(parameter: click.Parameter) -> bool:
     return parameter.expose_value or parameter.name in ("log_level", "log_json")
 
 
+def name_variables(ctx: click.Context, command: click.Command) -> None:
+    """An option's variable is named like the option; click names it after our name of its value, which also
+    works: ``TAILRACE_MIRROR_STORAGE_OPTION``, and ``…_OPTIONS``.
+    """
+    for parameter in command.params if ctx.auto_envvar_prefix else ():
+        if isinstance(parameter, click.Option) and parameter.envvar is None and is_setting(parameter):
+            parameter.envvar = f"{ctx.auto_envvar_prefix}_{_name(parameter)}".replace("-", "_").upper()
+
+
 def _name(parameter: click.Parameter) -> str:
     if isinstance(parameter, click.Option):
         return max(parameter.opts, key=len).lstrip("-")
@@ -154,6 +164,7 @@ def _plain(value: object, key: str, where: str) -> object:
 
 def effective(ctx: click.Context, command: click.Command) -> Iterator[tuple[str, Any, str]]:
     """The parameters of a command: name, value, and where it comes from."""
+    name_variables(ctx, command)
     for parameter in command.params:
         if not is_setting(parameter):
             continue
@@ -182,7 +193,7 @@ def _check(ctx: click.Context, parameter: click.Parameter, value: object) -> Non
 
 def _variable(ctx: click.Context, parameter: click.Parameter) -> str:
     given = parameter.envvar
-    if isinstance(given, str):
+    if isinstance(given, str) and os.environ.get(given):
         return given
     return f"{ctx.auto_envvar_prefix}_{(parameter.name or '').upper()}"
 
