@@ -55,8 +55,11 @@ def test_the_command_is_this_python_without_the_archive() -> None:
 
 def test_it_is_what_spark_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
     prepare_environment()
-    assert os.environ["PYSPARK_PYTHON"] == str(Path(sys.executable).with_name(COMMAND))
+    quick = str(Path(sys.executable).with_name(COMMAND))
+    assert os.environ["PYSPARK_PYTHON"] == quick
+    assert os.environ["PYSPARK_DRIVER_PYTHON"] == quick, "the one of sources that Spark found by itself"
 
 
 def test_where_the_command_is_missing_this_python_will_do(

@@ -99,7 +99,8 @@ def prepare_environment(python: str | None = None) -> None:
     if python is not None:
         os.environ["PYSPARK_PYTHON"] = python
     os.environ.setdefault("PYSPARK_PYTHON", python_of_workers())
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    # what Spark starts for a source that it found by itself, in tasks too: `PYSPARK_PYTHON` is for all others
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", python_of_workers())
     if _java_version(_java_of_environment()) < MIN_JAVA:
         os.environ["JAVA_HOME"] = str(java_home())
 
