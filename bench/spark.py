@@ -227,6 +227,7 @@ def main() -> None:
     parts = options.parts.split(",")
     if not set(parts) <= set(PARTS):
         parser.error(f"parts are {', '.join(PARTS)}")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package is compiled, too
     os.environ.setdefault("PYTHONPATH", str(Path(__file__).parent.parent / "src"))
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = {"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.driver.memory": "4g"}
