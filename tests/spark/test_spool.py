@@ -160,8 +160,7 @@ def test_changes_reach_the_spool_without_pandas(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from tailrace.columns.batch import decode
-        from tailrace.spark.source.stream import Spool
-        from tailrace.spark.source.spool import FeedDelivery
+        from tailrace.spark.source.spool import FeedDelivery, Spool
         from tailrace.spark.source.spool_place import FolderPlace
         from tailrace.wire.dcp import DcpDeletion, DcpMutation
         changes = [
@@ -174,6 +173,28 @@ def test_changes_reach_the_spool_without_pandas(tmp_path: Path) -> None:
         spool.append(FeedDelivery(batch, {}))
         files = spool.take(0, max_rows=None, max_bytes=None, wait_s=0.0)[0].files
         sys.exit("pandas" if "pandas" in sys.modules else 0 if len(files) == 2 else "not cut")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_tasks_and_planning_do_without_the_client(tmp_path: Path) -> None:
+    """Both get the stream's reader as a pickle, and hand on at most what lies in files: the modules of those
+    who connect take longer to import than that takes.
+    """
+    code = """
+        import pickle, sys
+        from pathlib import Path
+        import pyarrow as pa
+        from tailrace.spark.source.spool_place import FolderPlace
+        from tailrace.spark.source.stream import SpooledPartition, StreamReader
+        name, _ = FolderPlace(Path(sys.argv[1])).write([pa.RecordBatch.from_pydict({"n": [1, 2]})])
+        planned = pickle.dumps((StreamReader({"path": "couchbase://127.0.0.1"}), SpooledPartition([name])))
+        reader, partition = pickle.loads(planned)
+        assert [batch.num_rows for batch in reader.read(partition)] == [2]
+        heavy = ("tailrace.client", "tailrace.wire.dcp", "tailrace.table.store", "asyncio")
+        sys.exit(" ".join(name for name in heavy if name in sys.modules) or 0)
     """
     command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

@@ -6,7 +6,7 @@ nobody asked for is never decoded; without ``value`` the node does not even send
 options ``ops`` and ``keyPrefix``, or by the filters of a query where Spark hands them over.
 
 Nothing here imports pandas. Arrow does so by itself for many small things, and that costs half a second in
-every task.
+every task. Where rows are only handed on, nothing of the protocol is imported either.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from ...columns.batch import SCHEMA, strings_of
-from ...columns.row_kinds import CHANGE_OPS, DELETING_OPS, ROLLBACK, are_changes
 from ...errors import UsageError
 from .columns import COLUMN_TYPES, TEXT_OR_BINARY, column_types
 
@@ -66,12 +63,16 @@ class Selection:
 
         The datatype of a value is told with the value; a stream without values says "raw" of all.
         """
+        from ...columns.row_kinds import DELETING_OPS, ROLLBACK
+
         has_column = _VALUE in self.types or _DATATYPE in self.types
         return has_column and (self.ops is None or bool(self.ops - {*DELETING_OPS, ROLLBACK}))
 
     @property
     def has_only_changes(self) -> bool:
         """Nothing but changes of documents."""
+        from ...columns.row_kinds import CHANGE_OPS
+
         return self.ops is not None and self.ops <= set(CHANGE_OPS)
 
     def limited(
@@ -100,6 +101,13 @@ class Selection:
 
     def rows_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of a batch that meet the conditions, with all columns."""
+        if (self.ops, self.key_prefixes, self.collections, self.scopes) == (None, None, None, None):
+            return batch
+        import pyarrow.compute as pc
+
+        from ...columns.batch import strings_of
+        from ...columns.row_kinds import are_changes
+
         for column, words in (("op", self.ops), ("collection", self.collections), ("scope", self.scopes)):
             if words is not None and batch.num_rows:
                 batch = batch.filter(pc.is_in(batch[column], value_set=strings_of(sorted(words))))
@@ -124,6 +132,8 @@ class Selection:
     @property
     def arrow_schema(self) -> pa.Schema:
         """Of the batches that leave."""
+        from ...columns.batch import SCHEMA
+
         return pa.schema(
             [
                 (name, pa.string() if type_ == "string" else SCHEMA.field(name).type)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import pyarrow as pa
 
@@ -20,8 +20,10 @@ from ...errors import StorageError, TailraceError
 from ...files import scratch_folder, write_scratch
 from ...paths import location
 from ...rng import unique_name
-from ...table.store import TableStore
 from .scratch import Scratch
+
+if TYPE_CHECKING:
+    from ...table.store import TableStore
 
 __all__ = ["FolderPlace", "SpoolPlace", "StorePlace", "open_place", "spooled_rows"]
 
@@ -93,6 +95,8 @@ class StorePlace:
     """A prefix of an object store."""
 
     def __init__(self, uri: str, options: Mapping[str, str], clock: Clock = SYSTEM) -> None:
+        from ...table.store import TableStore
+
         self._clock = clock
         around = TableStore(uri, options)
         _remove_left(around, clock)

@@ -2,7 +2,8 @@
 
 Spark keeps one instance of the reader in a process of its own for as long as the query runs; there the
 reader's thread lives. A second instance is made where the query is planned, and pickled copies of that
-one read on the executors: they get everything through their `InputPartition`.
+one read on the executors: they get everything through their `InputPartition`. Only the first of the three
+connects, so only there the client is imported: it takes longer than the other two need for all they do.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from pyspark.sql.streaming.datasource import (
 from ...crashpoints import crash_point
 from ...errors import UsageError
 from ...model import Position
-from ...table.store import TableStore
 from ..archived_modules import forget_packages_in_archives
-from .direct import DirectPartition, read_direct
-from .feed import Feed, check_collections
 from .offsets import bucket_of, from_offset, rollbacks_of, to_offset
 from .options import Options, parse_options, partition_map
 from .plain_errors import plain_errors
 from .selection import Selection
-from .spool import Spool, SpoolSegment, segment_rows
 from .spool_place import SpoolPlace, open_place, spooled_rows
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+    from ...table.store import TableStore
+    from .feed import Feed
+    from .spool import Spool, SpoolSegment
 
 __all__ = ["SpooledPartition", "StreamReader"]
 
@@ -86,6 +87,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins."""
         if self._initial is None:
+            from .feed import check_collections
+
             with plain_errors():
                 check_collections(self._options)
                 starting = self._connected().starting_positions(self._options.starting_offsets or "latest")
@@ -211,12 +214,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _connected(self) -> Feed:
         if self._feed is None:
+            from .feed import Feed
+
             self._feed = Feed(self._options, self._selection)
         return self._feed
 
     def _running(self, start: dict[str, Any]) -> tuple[Spool, SpoolPlace]:
         """The spool, with the reader's thread filling it from ``start`` on."""
         if self._spool is None or self._place is None:
+            from .spool import Spool, segment_rows
+
             positions = self._positions(start)
             feed = self._connected()
             self._place = open_place(self._options.spool_dir, self._options.storage_options)
@@ -250,6 +257,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def _direct_partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        from .direct import DirectPartition
+
         begin, finish, back = self._positions(start), self._positions(end), rollbacks_of(end)
         ranges: dict[int, dict[int, tuple[Position, int]]] = {}
         partition_of = self._partition_of()
@@ -277,12 +286,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from self._read(partition)
 
     def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, DirectPartition):
-            yield from read_direct(partition)
+        if isinstance(partition, SpooledPartition):
+            for name in partition.files:
+                yield from spooled_rows(partition.store, name)
             return
-        assert isinstance(partition, SpooledPartition)
-        for name in partition.files:
-            yield from spooled_rows(partition.store, name)
+        from .direct import DirectPartition, read_direct
+
+        assert isinstance(partition, DirectPartition)
+        yield from read_direct(partition)
 
 
 def _text(offset: Mapping[str, Any]) -> str:
