@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
+import socket
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ import tailrace.testing
 from client.fake_server import FakeServer, accepted, marker, mutation
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
-from tailrace.errors import ChangesTakenBack, DataLoss, UsageError
+from tailrace.errors import ChangesTakenBack, ConnectError, DataLoss, UsageError
 from tailrace.model import Position
 from tailrace.spark.source.batch import BatchReader
 from tailrace.spark.source.feed import Feed
@@ -274,3 +277,35 @@ def test_a_damaged_checkpoint_is_one_line() -> None:
             with pytest.raises(UsageError, match=r"^the checkpoint is damaged: "):
                 reader.latestOffset(offset, reader.getDefaultReadLimit())
         reader.stop()
+
+
+@pytest.fixture
+def as_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the process that Spark starts for a stream's reader."""
+    spec = importlib.util.find_spec("pyspark.sql.streaming.python_streaming_source_runner")
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+
+
+@pytest.mark.usefixtures("as_runner")
+def test_it_connects_while_spark_prepares_its_first_batch() -> None:
+    with tailrace.testing.node(vbuckets=2) as node:
+        node.set("k", {"n": 1})
+        reader = StreamReader({"connectionString": node.url, "startingOffsets": "earliest"})
+        assert reader.connecting is not None
+        assert reader.connecting.result().vbucket_count == 2
+        assert len(reader.initialOffset()) == 2
+        reader.stop()
+
+
+@pytest.mark.usefixtures("as_runner")
+def test_a_node_that_is_away_is_told_when_spark_asks() -> None:
+    """Spark hides what goes wrong while a reader is made."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    reader = StreamReader({"connectionString": f"couchbase://127.0.0.1:{port}", "connectTimeout": "1s"})
+    with pytest.raises(ConnectError):
+        reader.initialOffset()
+
+
+def test_whoever_plans_does_not_connect() -> None:
+    assert StreamReader({"connectionString": "couchbase://127.0.0.1"}).connecting is None

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,9 @@ POLL_S = 0.05
 _ENOUGH_BYTES = 256 << 20
 """Enough for a batch of a query that ends, if nothing else is said: its tasks may hold it in memory."""
 
+_RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
+"""The module that Spark starts as the process in which a stream's reader lives."""
+
 
 class SpooledPartition(InputPartition):
     """Files of the spool."""
@@ -78,6 +82,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """By offset, the number of the first segment behind it."""
         self._ends = False
         """The query ends when it has what the bucket held at its start."""
+        self.connecting: Future[Feed] | None = None
+        """The feed that is being made while Spark does not need it yet."""
+        if _is_runner():  # Spark prepares its first batch before it asks for anything
+            from .feed import Feed
+
+            self.connecting = Future()
+            make = partial(Feed, self._options, self._selection)
+            self._in_background(partial(_keep_promise, self.connecting, make))
 
     def __reduce__(self) -> tuple[type[StreamReader], tuple[dict[str, str], StructType | None]]:
         return StreamReader, (self._given, self._schema)
@@ -216,7 +228,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._feed is None:
             from .feed import Feed
 
-            self._feed = Feed(self._options, self._selection)
+            early, self.connecting = self.connecting, None
+            self._feed = Feed(self._options, self._selection) if early is None else early.result()
         return self._feed
 
     def _running(self, start: dict[str, Any]) -> tuple[Spool, SpoolPlace]:
@@ -294,6 +307,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         assert isinstance(partition, DirectPartition)
         yield from read_direct(partition)
+
+
+def _is_runner() -> bool:
+    """Whether this process is the one that receives; if Spark calls it by another name, only time is lost."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return getattr(spec, "name", None) == _RUNNER
+
+
+def _keep_promise(promise: Future[Feed], make: Callable[[], Feed]) -> None:
+    """What goes wrong is raised where the feed is asked for."""
+    try:
+        promise.set_result(make())
+    except BaseException as error:  # noqa: BLE001 - see above
+        promise.set_exception(error)
 
 
 def _text(offset: Mapping[str, Any]) -> str:
