@@ -8,6 +8,7 @@ connects, so only there the client is imported: it takes longer than the other t
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import sys
@@ -52,6 +53,9 @@ POLL_S = 0.05
 
 _ENOUGH_BYTES = 256 << 20
 """Enough for a batch of a query that ends, if nothing else is said: its tasks may hold it in memory."""
+
+_FIRST_LOOKS = 10
+"""So often it is looked whether there is enough for the first batch of such a query."""
 
 _RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 """The module that Spark starts as the process in which a stream's reader lives."""
@@ -133,28 +137,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._release(first)
         max_rows = None if isinstance(limit, ReadAllAvailable) else self._options.max_rows
         max_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes
-        while True:
+        for look in itertools.count():
             finished = spool.finished  # before the look: what came until then is seen by it
             segments = spool.take(
                 first,
                 max_rows=max_rows,
                 max_bytes=max_bytes,
                 wait_s=POLL_S,
-                gather_bytes=self._enough(first),
+                gather_bytes=self._enough(first, look),
             )
             if segments:
                 return self._end_after(self._positions(start), segments)
             if finished or not self._ends:
-                return start
+                break
+        return start
 
-    def _enough(self, first: int) -> int | None:
+    def _enough(self, first: int, look: int) -> int | None:
         """How much a batch should have before it begins, where nobody waits for single changes: a batch costs
-        about the same whatever is in it. The first one may be small: while Spark plans it and starts its
-        workers, the rest is received.
+        about the same whatever is in it. The first one waits for that only half a second: while Spark plans
+        it and starts its workers, the rest is received.
         """
         if not self._ends:
             return None
-        return _ENOUGH_BYTES if first else 1
+        return _ENOUGH_BYTES if first or look < _FIRST_LOOKS else 1
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Where the bucket is, for those who compute the lag."""
