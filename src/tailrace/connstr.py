@@ -181,6 +181,8 @@ def _options(query: str, *, tls: bool) -> _UrlOptions:
         if name in _FOR_OTHERS or name.startswith(("timeout.", "io.", "security.")):
             continue
         meaning = _MEANING.get(name)
+        if meaning is None and "@" in name:  # and not the name: it is the rest of a password
+            raise UsageError("a '?' in user or password must be percent-encoded, as %3F")
         if meaning is None or not equals:
             near = difflib.get_close_matches(name, [*_MEANING, *_FOR_OTHERS], 1)
             hint = f", is it {near[0]}?" if near and meaning is None else ", write name=value"
