@@ -46,7 +46,7 @@ class Search:
 
     wanted: tuple[bytes, ...]
     searched: list[str] = field(default_factory=list)
-    found: list[tuple[str, bytes]] = field(default_factory=list)
+    leaks: list[tuple[str, bytes]] = field(default_factory=list)
 
     def look(self, where: str, content: str | bytes) -> None:
         data = content.encode() if isinstance(content, str) else content
@@ -54,7 +54,7 @@ class Search:
         for secret in self.wanted:
             at = data.find(secret)
             if at >= 0:
-                self.found.append((where, data[max(0, at - 60) : at + 60]))
+                self.leaks.append((where, data[max(0, at - 60) : at + 60]))
 
     def look_below(self, folder: Path, *, but: set[Path] | frozenset[Path] = frozenset()) -> None:
         for path in sorted(folder.rglob("*")):
@@ -248,7 +248,7 @@ def test_all_that_programs_print_serve_and_keep(tmp_path: Path) -> None:
         assert any("_delta_log" in name for name in objects)
     search.look_below(visible)
     assert any(where.startswith("events/") for where in search.searched), "Spark's event log"
-    assert search.found == []
+    assert search.leaks == []
 
 
 IN_SPARK = """
@@ -340,7 +340,7 @@ def test_all_that_spark_prints_and_keeps(tmp_path: Path) -> None:
     search.look_below(tmp_path)
     for kept in ("events/", "checkpoint/offsets/", "rows/"):
         assert any(where.startswith(kept) for where in search.searched), kept
-    assert search.found == []
+    assert search.leaks == []
 
 
 def test_a_store_that_repeats_what_was_signed(tmp_path: Path) -> None:
@@ -369,4 +369,4 @@ def test_a_store_that_repeats_what_was_signed(tmp_path: Path) -> None:
         )
         said = programs.run("query", table, "select 1", code=1, more=in_environment)
         assert "SignatureDoesNotMatch" in said
-    assert search.found == []
+    assert search.leaks == []
