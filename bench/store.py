@@ -30,7 +30,7 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -111,8 +111,10 @@ class Ours:
         self._jobs: dict[Any, threading.Thread] = {}
 
     def write(self, batches: list[Documents]) -> None:
+        vbuckets: Sequence[Any] = self._bucket.vbuckets
         for batch in batches:
-            self._bucket.set_many(*batch)
+            for vbucket, key, value in zip(*batch, strict=True):
+                vbuckets[vbucket].put(key, value, 0, 0, 0)
             self._bucket.flush()
             self._maintain()
         while self._jobs:

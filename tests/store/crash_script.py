@@ -107,9 +107,8 @@ class Script:
             return False
         if choice < 10:
             active = [vbucket.id for vbucket in bucket if vbucket.state == VBucketState.ACTIVE]
-            numbers = rng.choices(active, k=rng.randrange(8))
-            values = [rng.randbytes(rng.choice((1, 300))) for _ in numbers]
-            bucket.set_many(numbers, rng.choices(KEYS[:12], k=len(numbers)), values)
+            for number in rng.choices(active, k=rng.randrange(8)):
+                bucket.vbuckets[number].set(rng.choice(KEYS[:12]), rng.randbytes(rng.choice((1, 300))))
         elif choice < 60:
             size = rng.choice((1, 30, 300, 3_000))
             vb.set(rng.choice(KEYS if bucket.collections.collection(8) else KEYS[:12]), rng.randbytes(size))

@@ -74,7 +74,7 @@ def test_a_replica_takes_what_its_active_has_made(home: Home) -> None:
     for key in (b"\0k", b"\0gone", b"\0new"):
         vbucket.set(key, b"2")
     vbucket.delete(b"\0k")
-    bucket.set_many([0], [b"\0k"], [b"3"])
+    vbucket.set(b"\0k", b"3")
     frames, _ = frames_after(vbucket, 0)
     assert max(map(rev_of, frames)) > MAX_REV
     bucket.set_state(1, VBucketState.REPLICA)
@@ -110,7 +110,8 @@ def test_a_vbucket_at_its_limits_goes_on(home: Home) -> None:
     bucket.vbuckets[1].set(b"\0other", b"1")
     vbucket.set(b"\0a", b"2")
     vbucket.put(b"\0a", b"3", 0, 0, 0)
-    bucket.set_many([0, 0], [b"\0a", b"\0b"], [b"4", b"5"])
+    vbucket.set(b"\0a", b"4")
+    vbucket.set(b"\0b", b"5")
     vbucket.delete(b"\0b")
     bucket.flush()
     assert vbucket.persisted_seqno == vbucket.high_seqno == MAX_SEQNO + 5

@@ -138,7 +138,7 @@ class TestPrepared:
             lambda vbucket: vbucket.set_with_meta(KEY, b"other", 0, 0, 9, 9),
             lambda vbucket: vbucket.delete_with_meta(KEY, 0, 0, 9, 9),
             lambda vbucket: prepare(vbucket, b"other"),
-            lambda vbucket: vbucket._bucket.set_many([0], [KEY], [b"other"]),
+            lambda vbucket: vbucket.put(KEY, b"other", 0, 0, 0),
         ],
     )
     @pytest.mark.parametrize("doubtful", [False, True])

@@ -95,22 +95,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.bucket.vbuckets[vbucket].set(key, bytes(size), expiry=expiry)
         self.wrote(vbucket, key)
 
-    @rule(documents=st.lists(st.tuples(vbuckets, keys), max_size=6), size=st.sampled_from([0, 10, 500]))
-    def set_many(self, documents: list[tuple[int, bytes]], size: int) -> None:
-        versions = [self.bucket.vbuckets[vbucket].high_seqno for vbucket in range(VBUCKETS)]
-        numbers, names = [vbucket for vbucket, _ in documents], [key for _, key in documents]
-        self.bucket.set_many(numbers, names, [bytes(size)] * len(documents))
-        for vbucket, key in documents:
-            vb = self.bucket.vbuckets[vbucket]
-            versions[vbucket] += 1
-            frame = vb.frame_at(versions[vbucket])
-            assert frame is not None
-            before = self.newest(vbucket).get(key)
-            if before is not None and seqno_of(before) > vb.purge_seqno:
-                assert rev_of(frame) == rev_of(before) + 1
-            self.history[vbucket].append((versions[vbucket], key, frame))
-        assert versions == [vb.high_seqno for vb in self.bucket]
-
     @rule(vbucket=vbuckets, key=keys)
     def delete(self, vbucket: int, key: bytes) -> None:
         self.get(vbucket, key)

@@ -508,14 +508,6 @@ class Bucket(Protocol):
     sees to it that it stays small.
     """
 
-    def set_many(
-        self, vbuckets: Sequence[int], keys: Sequence[bytes], values: Sequence[bytes], datatype: int = 0
-    ) -> None:
-        """`VBucket.set` for many documents of any vbuckets, in order. If one is refused, those before it are
-        stored and those behind it are not.
-        """
-        ...
-
     # VBuckets
 
     def set_state(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from .losses import LossPolicy
 from .recovery import recover
 from .rewriting import rewrite_what_is_left
 from .sealing import SealedStore
-from .set_many import set_many
 from .vbucket import EngineVBucket
 from .vbucket_history import History
 
@@ -148,11 +147,6 @@ class EngineBucket(SealedStore):
 
     def next_cas(self) -> int:
         return self.clock.next()
-
-    def set_many(
-        self, vbuckets: Sequence[int], keys: Sequence[bytes], values: Sequence[bytes], datatype: int = 0
-    ) -> None:
-        set_many(self, vbuckets, keys, values, datatype)
 
     # VBuckets.
 

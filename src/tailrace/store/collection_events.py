@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..wire.codes import SCOPE_EVENTS, SystemEventId
 from .drops import NO_DROPS, Drops
 from .format import collection_of, event_content, system_event, system_key
-from .index import SEQNO
+from .index import newest_seqno
 
 __all__ = ["UNKNOWN_TTL", "CollectionEvents", "KnownEvent"]
 
@@ -89,7 +89,7 @@ class CollectionEvents:
         for key, entry in index.items():
             if key[0] != 1:
                 collection = collection_of(key)
-                highs[collection] = max(highs.get(collection, 0), entry & SEQNO)
+                highs[collection] = max(highs.get(collection, 0), newest_seqno(entry))
         self.highs = highs
 
     def high_seqno(self, collections: set[int]) -> int:

@@ -22,7 +22,7 @@ from ..wire.dcp_replication import DcpAbort, DcpPrepare
 from ..wire.fields import decode_leb128
 from ..wire.flatbuffer import EventContent
 from ..wire.header import HEADER, HEADER_LAYOUT, HEADER_SIZE, Frame
-from ..wire.layout import Field, record
+from ..wire.layout import Field
 
 __all__ = [
     "BATCH",
@@ -46,7 +46,6 @@ __all__ = [
     "MARK_MAGIC",
     "MUTATION",
     "MUTATION_EXTRAS",
-    "MUTATION_HEADS",
     "PREPARE",
     "PREPARE_EXTRAS",
     "REPLACES",
@@ -121,8 +120,6 @@ DELETION_EXTRAS = dcp.DELETION_V2.size
 EXPIRATION_EXTRAS = dcp.EXPIRATION.size
 EVENT_EXTRAS = dcp.DcpSystemEvent.LAYOUTS[0].size
 PREPARE_EXTRAS = DcpPrepare.LAYOUTS[0].size
-MUTATION_HEADS = record(_STORED_MUTATION)
-"""`MUTATION` for many frames at once: a row has its bytes."""
 
 _REV = _MUTATION_LAYOUT.field("rev_seqno")
 _EXPIRY = _MUTATION_LAYOUT.field("expiry")

@@ -1,8 +1,9 @@
 """The index of a vbucket's keys.
 
-It has an integer for each key: the seqno of its newest change in the low 63 bits, whether the document exists
-(is no tombstone) in bit 63, its rev above. It says *what* is newest, never where that is: places change with
-each compaction, seqnos don't. It is built when it is first needed, and again after a rollback.
+It has an integer for each key: in the low 64 bits the note of a change that supersedes the newest one (its
+seqno, and whether there is a document to replace), above them its rev. It says *what* is newest, never where
+that is: places change with each compaction, seqnos don't. It is built when it is first needed, and again
+after a rollback.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from ..frames import OPCODE_AT
 from ..wire.codes import SystemEventId
 from ..wire.header import HEADER_SIZE
 from .format import (
+    NOTE_SHIFT,
+    REPLACES,
     SYSTEM,
     TOMBSTONE,
     UNSEEN,
@@ -27,23 +30,33 @@ from .segment import Frames
 
 __all__ = [
     "BEGINS",
-    "ENTRY_BYTES",
     "EXISTS",
+    "NOTE",
     "REV_SHIFT",
-    "SEQNO",
     "count_documents",
     "entry_of",
     "forget_collection",
     "index_change",
     "index_frames",
+    "make_entry",
+    "newest_seqno",
 ]
 
-ENTRY_BYTES = 16
-EXISTS = 1 << 63
-SEQNO = EXISTS - 1
+EXISTS = REPLACES
 REV_SHIFT = 64
+NOTE = (1 << REV_SHIFT) - 1
 _NO_DOCUMENT = TOMBSTONE | SYSTEM
 BEGINS = (SystemEventId.COLLECTION_BEGIN, SystemEventId.SCOPE_CREATED, SystemEventId.COLLECTION_MODIFIED)
+
+
+def make_entry(seqno: int, *, exists: bool, rev: int = 0) -> int:
+    """The index entry of a key whose newest change has this seqno."""
+    return rev << REV_SHIFT | seqno << NOTE_SHIFT | (EXISTS if exists else 0)
+
+
+def newest_seqno(entry: int) -> int:
+    """The seqno of the newest change, from its entry."""
+    return (entry & NOTE) >> NOTE_SHIFT
 
 
 def count_documents(index: dict[bytes, int]) -> int:
@@ -54,9 +67,8 @@ def count_documents(index: dict[bytes, int]) -> int:
 def entry_of(frame: bytes, seqno: int, traits: int) -> int:
     """The index entry for a frame."""
     if traits & SYSTEM:
-        return seqno | (EXISTS if system_event(frame)[0] in BEGINS else 0)
-    exists = 0 if traits & TOMBSTONE else EXISTS
-    return rev_of(frame) << REV_SHIFT | exists | seqno
+        return make_entry(seqno, exists=system_event(frame)[0] in BEGINS)
+    return make_entry(seqno, exists=not traits & TOMBSTONE, rev=rev_of(frame))
 
 
 def index_change(index: dict[bytes, int], frame: bytes, seqno: int, traits: int) -> None:
@@ -70,10 +82,10 @@ def forget_collection(index: dict[bytes, int], collection: int, seqno: int) -> N
     gone = [
         key
         for key, entry in index.items()
-        if key[0] != 1 and collection_of(key) == collection and entry & SEQNO < seqno
+        if key[0] != 1 and collection_of(key) == collection and newest_seqno(entry) < seqno
     ]
     modified = system_key(SystemEventId.COLLECTION_MODIFIED, collection)
-    if modified in index and index[modified] & SEQNO < seqno:
+    if modified in index and newest_seqno(index[modified]) < seqno:
         gone.append(modified)
     for key in gone:
         del index[key]
@@ -88,9 +100,10 @@ def index_frames(index: dict[bytes, int], frames: Frames) -> None:
     ends = starts + (data[offsets + 2].astype(np.int64) << 8) + data[offsets + 3]
     raw = data.tobytes()
     keys = [raw[start:stop] for start, stop in zip(starts.tolist(), ends.tolist(), strict=True)]
-    marked = frames.seqnos | np.where(traits & _NO_DOCUMENT, np.uint64(0), np.uint64(EXISTS))
+    exists = np.where(traits & _NO_DOCUMENT, np.uint64(0), np.uint64(EXISTS))
+    notes = frames.seqnos << np.uint64(NOTE_SHIFT) | exists
     revs = revs_at(data, offsets).tolist()
-    entries = [rev << REV_SHIFT | low for rev, low in zip(revs, marked.tolist(), strict=True)]
+    entries = [rev << REV_SHIFT | note for rev, note in zip(revs, notes.tolist(), strict=True)]
     for place in reversed(np.flatnonzero(traits & SYSTEM).tolist()):
         start = int(offsets[place])
         frame = raw[start : start + int(frames.lengths[place])]

@@ -35,7 +35,7 @@ from .format import (
     seqno_of,
     traits_of,
 )
-from .index import SEQNO, entry_of
+from .index import entry_of, newest_seqno
 from .snapshot import superseded
 from .vbucket_history import History, Unseen
 
@@ -103,7 +103,7 @@ class PreparingHistory(History):
             raise queue.full()
         if len(self._locks) > _MAX_UNDECIDED:
             raise DocumentRefused(Status.ETMPFAIL, "too many durable writes are undecided")
-        newest = self.load_index().get(key, 0) & SEQNO
+        newest = newest_seqno(self.load_index().get(key, 0))
         if newest > self._checkpoints.open_start and any(newest in tail.decisions for tail in self.tails()):
             # Its commit must not be folded away, so what comes now is in another snapshot.
             self.close_checkpoint()
@@ -111,25 +111,8 @@ class PreparingHistory(History):
         body = PREPARE_EXTRAS + len(key) + len(value)
         start = 0x80, _PREPARE, len(key), PREPARE_EXTRAS, datatype, self.id, body, 0, cas
         head = PREPARE.pack(*start, seqno, rev, flags, expiry, 0, 0, deleted, level)
-        self._append_unseen(head + key + value, seqno, 0)
+        self._append(head + key + value, seqno, SYSTEM)
         return Written(cas, seqno)
-
-    def _append_unseen(self, frame: bytes, seqno: int, old: int) -> None:
-        """A prepare or an abort, and the seqno that it supersedes. The index knows nothing of it."""
-        note = old << NOTE_SHIFT | SYSTEM
-        tail, queue = self._tail, self._queue
-        tail.items += (frame, note)
-        if tail.seqnos is not None:
-            tail.seqnos.append(seqno)
-        queue.frames.append(frame)
-        queue.notes.append(note)
-        queue.memory_bytes += len(frame)
-        self._note(frame, seqno, SYSTEM)
-        self.high_seqno = seqno
-        if seqno >= self._checkpoints.full_at:
-            self._close_checkpoint(seqno)
-        if self._listeners.on_append is not None:
-            self._listeners.on_append()
 
     # Deciding them.
 
@@ -143,7 +126,7 @@ class PreparingHistory(History):
         self._decide(prepare.key, seqno)
         traits = traits_of(frame)
         entry = entry_of(frame, seqno, traits)
-        self._append(prepare.key, frame, seqno, entry, index.get(prepare.key, 0), traits)
+        self._append(frame, seqno, traits, index.get(prepare.key, 0), prepare.key, entry)
         self._bucket.cache.pop(prepare.key, None)
         return Written(cas_of(frame), seqno)
 
@@ -153,7 +136,7 @@ class PreparingHistory(History):
             return False
         clock, seqno = self._queue.clock, self.high_seqno + 1
         frame = aborted(self.id, prepare.key, seqno, prepared_seqno, clock.now_s(), clock.next())
-        self._append_unseen(frame, seqno, prepared_seqno)
+        self._append(frame, seqno, SYSTEM, prepared_seqno << NOTE_SHIFT)
         return True
 
     def _undecided_at(self, prepared_seqno: int) -> StoredPrepare | None:
@@ -185,7 +168,7 @@ class PreparingHistory(History):
             # from a disk an abort may come without its prepare
             time_s, cas = StoredDocument.of(frame).expiry, self._queue.clock.next()
             frame = aborted(self.id, key, seqno, rev_of(frame), time_s, cas)
-        self._append_unseen(frame, seqno, 0 if before is None else before.seqno)
+        self._append(frame, seqno, SYSTEM, 0 if before is None else before.seqno << NOTE_SHIFT)
 
     def commit_for(self, key: bytes, prepared_seqno: int, seqno: int) -> bytes:
         prepare = self._locks.prepare(key)

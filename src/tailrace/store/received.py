@@ -14,6 +14,7 @@ from ..wire.codes import DcpOpcode, Status
 from .base import ReceivedRange
 from .format import (
     EVENT_EXTRAS,
+    NOTE_SHIFT,
     SYSTEM,
     SYSTEM_EVENT,
     UNSEEN,
@@ -24,7 +25,7 @@ from .format import (
     system_event,
     traits_of,
 )
-from .index import BEGINS, EXISTS, entry_of
+from .index import entry_of
 from .prepares import PreparingHistory
 
 if TYPE_CHECKING:
@@ -93,8 +94,8 @@ class ReceivedHistory(PreparingHistory):
 
     def _append_system(self, frame: bytes, seqno: int) -> None:
         event, subject = system_event(frame)
-        entry = seqno | (EXISTS if event in BEGINS else 0)
-        self._append(index_key(frame), frame, seqno, entry, self._events.last_of(event, subject), SYSTEM)
+        replaced = self._events.last_of(event, subject) << NOTE_SHIFT
+        self._append(frame, seqno, SYSTEM, replaced, index_key(frame), entry_of(frame, seqno, SYSTEM))
 
     # A replica's side.
 
@@ -142,7 +143,7 @@ class ReceivedHistory(PreparingHistory):
             key = index_key(frame)
             if self._locks:
                 self._decide(key, seqno)
-            self._append(key, frame, seqno, entry_of(frame, seqno, traits), index.get(key, 0), traits)
+            self._append(frame, seqno, traits, index.get(key, 0), key, entry_of(frame, seqno, traits))
             self._bucket.cache.pop(key, None)
         if seqno == self._received.newest.end:
             self._received.note_folded(self._needed_seqno())

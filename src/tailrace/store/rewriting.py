@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..files import File
-from .index import SEQNO
+from .index import newest_seqno
 from .manifest_file import Base, Table
 from .segment_writer import Pieces, SegmentWriter
 from .snapshot import in_sorted
@@ -32,7 +32,7 @@ def rewrite_what_is_left(bucket: EngineBucket) -> None:
         writer = SegmentWriter(file, number)
         for vbucket in bucket:
             index = vbucket.load_index()
-            newest = np.sort(np.fromiter((entry & SEQNO for entry in index.values()), np.uint64, len(index)))
+            newest = np.sort(np.fromiter(map(newest_seqno, index.values()), np.uint64, len(index)))
             for piece in vbucket.pieces:
                 for frames in piece.blocks():
                     kept = frames.keep(in_sorted(frames.seqnos, newest))

@@ -1,8 +1,7 @@
 """Documents in a vbucket: what each key-value command does, with CAS, locks, expiry and conflict resolution.
 
-Every new version of a document is made in `put` (many at once in `set_many`), every tombstone in `_bury`; all
-of them enter the vbucket by `_append`. Refusals are `DocumentRefused`
-with the status that the protocol has for them.
+Every new version of a document is made in `put`, every tombstone in `_bury`, and all are added by `_append`.
+Refusals are `DocumentRefused` with the status that the protocol has for them.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from .format import (
     MUTATION_EXTRAS,
     MUTATION_START,
     NO_EXPIRY,
+    NOTE_SHIFT,
     StoredDocument,
     cas_of,
     collection_of,
@@ -40,7 +40,7 @@ from .format import (
     frame_key,
     seqno_of,
 )
-from .index import EXISTS, REV_SHIFT, SEQNO
+from .index import EXISTS, REV_SHIFT, make_entry, newest_seqno
 from .received import ReceivedHistory, check_metadata
 
 __all__ = ["EngineVBucket"]
@@ -81,7 +81,7 @@ class EngineVBucket(ReceivedHistory):
     def live_keys(self, collection: int = 0) -> list[tuple[bytes, int]]:
         index = self._index if self._index is not None else self._load()
         return [
-            (key, entry & SEQNO)
+            (key, newest_seqno(entry))
             for key, entry in index.items()
             if entry & EXISTS and collection_of(key) == collection
         ]
@@ -96,9 +96,10 @@ class EngineVBucket(ReceivedHistory):
         return None
 
     def _newest(self, entry: int) -> bytes:
-        frame = self.frame_at(entry & SEQNO)
+        seqno = newest_seqno(entry)
+        frame = self.frame_at(seqno)
         if frame is None:
-            raise self._bucket.corrupt(f"seqno {entry & SEQNO} of vbucket {self.id} is missing")
+            raise self._bucket.corrupt(f"seqno {seqno} of vbucket {self.id} is missing")
         return frame
 
     def _has_expired(self, frame: bytes) -> bool:
@@ -157,7 +158,7 @@ class EngineVBucket(ReceivedHistory):
         )
         frame = head + key + value if size < LARGE_BYTES else put_before(head + key, value)
         traits = self._traits(key, expiry, datatype) if expiry or datatype or key[0] else 0
-        self._append(key, frame, seqno, rev << REV_SHIFT | EXISTS | seqno, old, traits)
+        self._append(frame, seqno, traits, old, key, rev << REV_SHIFT | seqno << NOTE_SHIFT | EXISTS)
         return new_cas, seqno
 
     def add(self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0) -> Written:
@@ -237,7 +238,7 @@ class EngineVBucket(ReceivedHistory):
         if key[0]:
             traits |= COLLECTION
         self._locks.pop(key, None)
-        self._append(key, head + key + value, seqno, rev << REV_SHIFT | seqno, entry, traits)
+        self._append(head + key + value, seqno, traits, entry, key, make_entry(seqno, exists=False, rev=rev))
         self._bucket.cache.pop(key, None)
         return Written(cas, seqno)
 
@@ -421,7 +422,7 @@ class EngineVBucket(ReceivedHistory):
         for frame, seqno in expired:
             key = frame_key(frame)
             entry = index.get(key, 0)
-            if entry & SEQNO == seqno and entry & EXISTS:
+            if entry & EXISTS and newest_seqno(entry) == seqno:
                 due.append((key, frame, entry))
         for key, frame, entry in due[:limit]:
             self._expire(key, frame, entry)

@@ -1,9 +1,8 @@
 """A vbucket's history: numbered changes in memory and in segments, the index of its keys, its state and
 branches.
 
-What may be written, and under which conditions, is in `vbucket`; what comes from elsewhere in `received`.
-Here a change is a frame that has its seqno already, and every one that is made or received goes through
-`_append`.
+What may be written is decided in `vbucket`; what comes from elsewhere, in `received`. Here a change is a
+frame that has its seqno already, and each one that is made or received is added by `_append`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,14 @@ from .format import (
     rev_of,
     seqno_of,
 )
-from .index import EXISTS, SEQNO, count_documents, forget_collection, index_change, index_frames
+from .index import (
+    NOTE,
+    count_documents,
+    forget_collection,
+    index_change,
+    index_frames,
+    newest_seqno,
+)
 from .listeners import Listeners
 from .locks import Locks
 from .received_snapshots import ReceivedSnapshots
@@ -49,22 +55,23 @@ if TYPE_CHECKING:
 __all__ = ["History", "Unseen"]
 
 _MEANINGFUL = TOMBSTONE | EXPIRES | SYSTEM
+_COUNTED = TOMBSTONE | SYSTEM | REPLACES
 
 
 class Unseen(NamedTuple):
-    """Prepares and aborts (see `prepares`) have seqnos that nobody sees who does not ask for them."""
+    """Prepares and aborts (see `prepares`): only readers that ask for them see their seqnos."""
 
     visible: int = 0
-    """The last change before the newest of them that is none of them."""
+    """The last other change before the newest of them."""
     last: int = 0
-    """The newest of them; 0: there never was one."""
+    """The newest of them, 0 if there has been none."""
 
 
 class History:
     """State, seqnos, branches, index and changes of one vbucket."""
 
-    # What a write needs comes first, so that it lies together: writes go from vbucket to vbucket, and each
-    # place that is not in the processor's cache costs more than the work done there.
+    # What a write needs comes first, in one place: writes go from vbucket to vbucket, and each cache miss
+    # costs more than the work done there.
     __slots__ = (  # noqa: RUF023
         "_index",
         "_queue",
@@ -199,7 +206,7 @@ class History:
 
     @property
     def pieces(self) -> tuple[SegmentPiece, ...]:
-        """Its parts of the segments, in the order of their seqnos."""
+        """Its parts of the segments, ordered by seqno."""
         sealed = self._bucket.sealed
         epoch, pieces = self._pieces
         if epoch != sealed.epoch:
@@ -219,32 +226,34 @@ class History:
     # Changes.
 
     def _append(  # noqa: PLR0917
-        self, key: bytes, frame: bytes, seqno: int, entry: int, old: int, traits: int
+        self, frame: bytes, seqno: int, traits: int, old: int = 0, key: bytes = b"", entry: int = 0
     ) -> None:
-        """A new change. `entry` and `old` are the key's new and old index entries, old 0 if there is none.
-
-        What the owner has made of the document (`Bucket.cache`) is the caller's to take out.
+        """Add a new change. ``old`` and ``entry`` are the key's old and new index entries; a prepare or an
+        abort is not in the index and has no key. The caller drops what `Bucket.cache` has of the document.
         """
-        note = (old & SEQNO) << NOTE_SHIFT | traits
-        if old & EXISTS:
-            note |= REPLACES
-        if (entry ^ old) & EXISTS and self._items is not None and not traits & SYSTEM:
-            self._items += 1 if entry & EXISTS else -1
-        if self._index is not None:
+        note = old & NOTE | traits
+        if note & _COUNTED != REPLACES:
+            self._count(note)
+        if key and self._index is not None:
             self._index[key] = entry
         tail = self._tail
         tail.items += (frame, note)
         if tail.seqnos is not None:
             tail.seqnos.append(seqno)
-        self.high_seqno = seqno
         queue = self._queue
         queue.frames.append(frame)
         queue.notes.append(note)
         queue.memory_bytes += len(frame)
         if traits & _MEANINGFUL:
             self._note(frame, seqno, traits)
+        self.high_seqno = seqno
         if seqno >= self._tell_from:
             self._tell(key, seqno)
+
+    def _count(self, note: int) -> None:
+        """Count the documents after a change."""
+        if self._items is not None and not note & SYSTEM:
+            self._items += (not note & TOMBSTONE) - bool(note & REPLACES)
 
     def _look_who_listens(self) -> None:
         """Whether each change is told, or only that which fills a checkpoint."""
@@ -253,7 +262,7 @@ class History:
 
     def _tell(self, key: bytes, seqno: int) -> None:
         """Tell whoever has to know of a new change."""
-        if self._events.highs is not None:
+        if key and self._events.highs is not None:
             self._events.highs[collection_of(key)] = seqno
         if seqno >= self._checkpoints.full_at:
             self._close_checkpoint(seqno)
@@ -321,7 +330,7 @@ class History:
         """Compaction dropped these tombstones."""
         if self._index is not None:
             for key, seqno in purged:
-                if self._index.get(key, 0) & SEQNO == seqno:
+                if newest_seqno(self._index.get(key, 0)) == seqno:
                     del self._index[key]
 
     def collection_high_seqno(self, collections: Iterable[int]) -> int:
@@ -612,8 +621,7 @@ class History:
             tail.items += (frame, note)
             if note & _MEANINGFUL:
                 self._note(frame, seqno, note & NOTE_TRAITS)
-            if self._items is not None and not note & SYSTEM:
-                self._items += (not note & TOMBSTONE) - bool(note & REPLACES)
+            self._count(note)
         self._queue.memory_bytes += sum(map(len, frames))
         self.high_seqno = self.persisted_seqno = seqno_of(frames[-1])
 

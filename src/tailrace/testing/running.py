@@ -11,7 +11,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from itertools import groupby
 from pathlib import Path
 from time import sleep
 from types import TracebackType
@@ -231,16 +230,9 @@ class RunningNode:
         stored = [self._stored(value) for value in documents.values()]
 
         def act(node: Node) -> None:
-            store = node.buckets[self.bucket].store
-            rows = zip(places, keys, stored, strict=True)
-            for datatype, run in groupby(rows, lambda row: row[2][1]):
-                some = list(run)
-                store.set_many(
-                    [place for place, _, _ in some],
-                    [b"\0" + key for _, key, _ in some],
-                    [raw for _, _, (raw, _) in some],
-                    datatype,
-                )
+            bucket = node.buckets[self.bucket]
+            for place, key, (raw, datatype) in zip(places, keys, stored, strict=True):
+                _vbucket(bucket, place).set(b"\0" + key, raw, datatype=datatype)
 
         self.call(act)
 
