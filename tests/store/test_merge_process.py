@@ -130,7 +130,7 @@ def test_a_process_that_dies(
     with caplog.at_level(logging.WARNING):
         assert merged(on_disk(tmp_path / "apart"), ASKED["tombstones"]) == here
     assert len(started) == 1
-    assert "ended with 9; it is done here" in caplog.text
+    assert "ended with 9; the merge runs in this process" in caplog.text
 
 
 @pytest.mark.parametrize("missing", [("executable", "/no/such/python"), ("frozen", True)])

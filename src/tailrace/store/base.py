@@ -12,10 +12,10 @@ with delete time), expirations 0x59 (20 bytes), system events 0x5f (13 bytes, ke
 returns such a frame, snapshots hand out many at a time. `format.StoredDocument.of(frame)` takes one apart.
 All *keys* in this interface have the prefix.
 
-**Threads.** A bucket has one owner thread (the event loop), and every call is made there, except `Job.run`.
-What takes long is a `Job`: the owner makes it (`begin_flush`, `begin_maintenance`), any thread runs it, the
-owner finishes it. Nothing needs a lock, writes go on meanwhile, and a simulation runs jobs inline. `flush`
-and `compact` are the same in one blocking call.
+**Threads.** A bucket has one owner thread (the event loop), which makes every call except `Job.run`. What
+takes long is a `Job`: the owner makes it (`begin_flush`, `begin_maintenance`), any thread runs it, the owner
+finishes it. Nothing needs a lock, writes go on meanwhile, and a simulation runs jobs inline. `flush` and
+`compact` are the same in one blocking call.
 
 **Durability.** A write is in memory and queued when the call returns. It is on disk when
 `VBucket.persisted_seqno` has reached its seqno: after the `finish` of a flush that took it. A failed flush
@@ -24,8 +24,8 @@ persisted. Rollbacks and clean stops are on disk when the call returns. State ch
 manifests are on disk with the next flush, in order with the changes.
 
 **Memory.** Changes stay in memory until they are in a sealed segment, then as long as the quota allows.
-Beyond that a key costs its index entry. When the disk can't keep up, or persistence is stopped, writes beyond
-the quota are refused with ETMPFAIL.
+After that a key costs only its index entry. When the disk can't keep up, or persistence is stopped, writes
+beyond the quota are refused with ETMPFAIL.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ReceivedRange(NamedTuple):
 
 
 STATE_DISK_BYTES = 4 << 20
-"""Half of it is what replacing the state of 1,024 vbuckets takes, with all their branches."""
+"""Twice what it takes to replace the state of 1,024 vbuckets with all their branches."""
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class StoreSettings:
     quiet_time: float = 5.0  # seconds without a commit before segments are merged for readers' sake
     garbage_share: float = 0.5  # of sealed bytes that are superseded before all segments are merged
     history_changes: int = 200  # newest changes of each vbucket that a rollback can undo one by one
-    history_retention_seconds: float = 0.0  # every version of the last so many seconds is kept; 0: any age
+    history_retention_seconds: float = 0.0  # every version of this many last seconds is kept; 0: any age
     history_retention_bytes: int = 0  # ... up to this size of the bucket's changes; 0: any. Both 0: none
     tombstone_age: float = 259_200.0  # seconds before compaction forgets a deletion
     expiry_pager_interval: float = 600.0  # seconds (kept by the owner's timer)
@@ -96,7 +96,7 @@ class StoreSettings:
     tombstone_value: Callable[[bytes, int], tuple[bytes, int]] = field(
         default=lambda value, datatype: (b"", 0)
     )
-    """What of a value with xattrs (value, datatype) a deletion keeps: the server keeps the system xattrs."""
+    """What a deletion keeps of a value with xattrs (value, datatype): the server keeps the system xattrs."""
 
     @property
     def keeps_history(self) -> bool:
@@ -106,8 +106,8 @@ class StoreSettings:
     @property
     def least_disk_bytes(self) -> int:
         """A node whose disk has this size and was full accepts writes again once half of it is free. With a
-        smaller disk it may not: sealing what is in memory needs room for the log and the segment at once, and
-        for documents of a few bytes the two together take 2.7 times as much as the documents in memory.
+        smaller disk it may not: sealing what is in memory needs room for both the log and the segment, and
+        for documents of a few bytes the two take 2.7 times as much as the documents in memory.
         """
         return 6 * self.memory_quota + STATE_DISK_BYTES
 
@@ -120,8 +120,8 @@ class Job(Protocol):
         ...
 
     def finish(self) -> None:
-        """Take over the result, or raise `StoreError`. Exactly once, on the owner's thread, also at
-        shutdown.
+        """Take over the result, or raise `StoreError`. Exactly once, on the owner's thread, at shutdown
+        too.
         """
         ...
 
@@ -130,7 +130,7 @@ class VBucketSnapshot(Protocol):
     """A stable read of a vbucket: everything after a seqno, each key once, as it was at ``end``.
 
     It outlives compactions, rollbacks and writes, and a disk snapshot holds no documents in memory. Snapshots
-    follow each other: the next is asked for with the ``end`` of this one.
+    follow each other: pass the ``end`` of one to get the next.
     """
 
     start: int  # first seqno that it may hold (the seqno asked for + 1)
@@ -147,7 +147,7 @@ class VBucketSnapshot(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of files; also done when it is forgotten."""
+        """Release files; garbage collection does it too."""
         ...
 
 
@@ -162,8 +162,8 @@ class Compaction:
 
 
 class VBucket(Protocol):
-    """One vbucket. Its operations on documents check CAS and locks but not the state: that is the server's
-    question to ask.
+    """One vbucket. Its operations on documents check CAS and locks but not the state: the server does
+    that.
     """
 
     id: int
@@ -189,9 +189,7 @@ class VBucket(Protocol):
 
     @property
     def received(self) -> ReceivedRange:
-        """The snapshot that is being received, from the last complete one's end; (high, high) for an
-        active.
-        """
+        """The snapshot that is being received, from the last complete one's end; (high, high) when active."""
         ...
 
     @property
@@ -221,7 +219,7 @@ class VBucket(Protocol):
 
     @property
     def tombstones_in_memory(self) -> int:
-        """As `tombstone_count`, but 0 as long as nobody has used the vbucket: nothing is read for it."""
+        """Like `tombstone_count`, but 0 until the vbucket is used: nothing is read for it."""
         ...
 
     @property
@@ -257,9 +255,9 @@ class VBucket(Protocol):
         rev: int | None = None,
         new_cas: int = 0,
     ) -> tuple[int, int]:
-        """What `set` does, and every other command that makes a new version of a document; its CAS and seqno
-        as a plain pair. A version from elsewhere has its own ``rev`` and ``new_cas``. What the owner has made
-        of the version before (`Bucket.cache`) stays: the owner replaces it.
+        """Make a new version of a document, for `set` and all other commands that do; returns its CAS and
+        seqno as a plain pair. A version from elsewhere has its own ``rev`` and ``new_cas``. What the owner
+        made of the previous version (`Bucket.cache`) stays: the owner replaces it.
         """
         ...
 
@@ -282,7 +280,7 @@ class VBucket(Protocol):
         ...
 
     def touch(self, key: bytes, expiry: int) -> tuple[bytes, Written]:
-        """A new expiry; also returns the document's new frame, for GAT."""
+        """Set a new expiry; also returns the document's new frame, for GAT."""
         ...
 
     def delete(self, key: bytes, cas: int = 0) -> Written: ...
@@ -310,8 +308,8 @@ class VBucket(Protocol):
         resolve: bool = True,
         regenerate_cas: bool = False,
     ) -> Written:
-        """Store a document with given rev and CAS if it wins the conflict resolution (or `resolve` is
-        off).
+        """Store a document with a given rev and CAS if it wins the conflict resolution or `resolve` is
+        off.
         """
         ...
 
@@ -351,19 +349,19 @@ class VBucket(Protocol):
         ...
 
     def prepared_up_to(self, in_memory: int, on_disk: int) -> int:
-        """The newest of them that is as safe as its level wants, and so are all before it, if snapshots up to
-        these seqnos are whole here in memory and on disk; 0 if there is none.
+        """The newest undecided prepare that is as safe as its level requires, like all before it, when
+        snapshots up to these seqnos are whole here in memory and on disk; 0 if there is none.
         """
         ...
 
     @property
     def visible_seqno(self) -> int:
-        """The highest seqno of a change that is no prepare and no abort."""
+        """The highest seqno of a change that is neither a prepare nor an abort."""
         ...
 
     @property
     def has_unseen(self) -> bool:
-        """There may be prepares or aborts among the changes."""
+        """Whether there may be prepares or aborts among the changes."""
         ...
 
     def begin_durable(self, level: int) -> None:
@@ -377,7 +375,7 @@ class VBucket(Protocol):
         ...
 
     def abort(self, prepared_seqno: int) -> bool:
-        """Give a prepare up; False if it is decided or gone."""
+        """Give up a prepare; False if it is decided or gone."""
         ...
 
     def commit_for(self, key: bytes, prepared_seqno: int, seqno: int) -> bytes:
@@ -388,19 +386,19 @@ class VBucket(Protocol):
 
     @property
     def history_start(self) -> int:
-        """The first seqno from which on every version is on disk; 0 if no history is kept."""
+        """The seqno from which on every version is on disk; 0 if no history is kept."""
         ...
 
     def snapshot_after(
         self, after_seqno: int, *, memory: bool = True, history: bool = False
     ) -> VBucketSnapshot | None:
         """The next snapshot for a reader that has everything up to `after_seqno`, or None if there is nothing
-        newer: the reader is then at the high seqno, also where no change has just that number.
+        newer: the reader is then at the high seqno, even if no change has exactly that number.
 
         From memory if the changes are still there: one checkpoint at a time, up to the high seqno. Otherwise
         from disk, up to the newest sealed change. With ``memory=False``: one snapshot of everything that is
-        persisted now, and None if that is nothing. With ``history`` it has every version, as far as they are
-        kept; no chunk holds changes of both parts, before and after `VBucketSnapshot.history_start`.
+        persisted now, and None if that is nothing. With ``history`` it has every version that is kept; no
+        chunk holds changes from both before and after `VBucketSnapshot.history_start`.
         """
         ...
 
@@ -409,7 +407,7 @@ class VBucket(Protocol):
         ...
 
     def on_append(self, callback: Callable[[], None] | None) -> None:
-        """Call this (cheap, no argument) after every change that there is to stream."""
+        """Call this (cheap, no argument) after every change to stream."""
         ...
 
     def on_change(self, callback: Callable[[], None] | None) -> None:
@@ -420,11 +418,11 @@ class VBucket(Protocol):
         self, seqno: int, callback: Callable[[bool], None], is_over: Callable[[], bool] | None = None
     ) -> None:
         """Call back once, with True when `seqno` is on disk, with False when it was rolled back or the
-        bucket closes. Who says with ``is_over`` that nobody waits any more may not be called at all.
+        bucket closes. Once ``is_over`` returns True, the call may never come.
         """
         ...
 
-    # Checkpoints, for TAP and statistics. Numbers start at 1, rise for ever, and are kept over restarts.
+    # Checkpoints, for TAP and statistics. Numbers start at 1, only rise, and survive restarts.
 
     @property
     def checkpoint_id(self) -> int:
@@ -444,8 +442,8 @@ class VBucket(Protocol):
     def begin_snapshot(self, start: int, end: int, purge_seqno: int = 0, *, history: bool = False) -> None:
         """A marker came: DocumentRefused(ERANGE) if it lies wholly in the past, EINVAL if start > end.
 
-        Deletions up to ``purge_seqno`` may be missing in it, and then here too once a part of it has come.
-        With ``history`` all else that is missing are versions of collections that do without.
+        Deletions up to ``purge_seqno`` may be missing from it, and then from here too once a part of it has
+        come. With ``history``, it lacks nothing else but versions in collections without history.
         """
         ...
 
@@ -453,7 +451,7 @@ class VBucket(Protocol):
         """A change of the current snapshot, canonical (see format.canonical): ERANGE if its seqno does not
         fit.
 
-        System events also move this node's idea of the collections in the vbucket.
+        System events also update what this node knows of the vbucket's collections.
         """
         ...
 
@@ -462,12 +460,12 @@ class VBucket(Protocol):
         ...
 
     def drop_snapshot(self) -> None:
-        """Stop waiting for a snapshot that was announced and of which nothing came."""
+        """Stop waiting for an announced snapshot of which nothing came."""
         ...
 
     def exact_seqno(self, seqno: int) -> int:
-        """The last seqno up to this one that `rollback` can go to and that was a state of the vbucket: not
-        inside a snapshot in which the sender had folded older versions away. 0 at worst.
+        """The last seqno up to this one that `rollback` can go to and that was a real state of the vbucket:
+        not inside a snapshot in which the sender folded older versions away. 0 at worst.
         """
         ...
 
@@ -501,11 +499,10 @@ class Bucket(Protocol):
         ...
 
     cache: dict[bytes, Any]
-    """By key, what the owner made of live documents, for its own use: one for all vbuckets, because a lookup
-    in one large dictionary meets fewer places that are not in the processor's cache. Of a key that is in
-    several vbuckets the owner has to know which it is about. The store takes out what is no longer true, and
-    everything when the history or the state of a vbucket changes. The owner must not put in what expires, and
-    sees to it that it stays small.
+    """What the owner made of live documents, by key, for its own use. There is one for all vbuckets, because
+    lookups in one large dictionary miss the processor's cache less often. If several vbuckets have a key, the
+    owner has to know which one is meant. The store removes what is no longer true, and everything when the
+    history or state of a vbucket changes. The owner must not put in what expires, and must keep it small.
     """
 
     # VBuckets
@@ -516,8 +513,8 @@ class Bucket(Protocol):
         """Create the vbucket, or change its state.
 
         Becoming active begins a new branch at the end of the last complete snapshot (a partly received one is
-        rolled back first), unless it comes by takeover: then log and uuid are kept. `extra` (topology ...) is
-        kept with the state.
+        rolled back first), except by takeover: then log and uuid are kept. `extra` (topology ...) is kept
+        with the state.
         """
         ...
 
@@ -542,7 +539,7 @@ class Bucket(Protocol):
 
     @property
     def flushes(self) -> int:
-        """How often `flush_all` was called; risen when readers are told that a history changed."""
+        """How often `flush_all` was called; counted before readers learn that a history changed."""
         ...
 
     # Durability
@@ -557,26 +554,26 @@ class Bucket(Protocol):
         ...
 
     def flush(self) -> None:
-        """begin_flush, run, finish. While another flush is under way: an error."""
+        """begin_flush, run, finish; an error while another flush is under way."""
         ...
 
     persistence: bool  # False: STOP_PERSISTENCE; begin_flush gives None
 
     rotate_soon: bool
-    """Set it to have everything that the next flush takes sealed by the maintenance after it, however little
-    that is: a compaction sees only what is sealed.
+    """Set it to have the maintenance after the next flush seal all that the flush takes, however little: a
+    compaction sees only what is sealed.
     """
 
     # Maintenance
 
     def begin_maintenance(self) -> Job | None:
-        """Sealing or merging that is due; None if nothing is, or it is under way. One of each may be, so ask
-        until there is none, after each flush.
+        """Sealing or merging that is due; None if nothing is, or it is under way. One of each may be: after
+        each flush, ask until there is none.
         """
         ...
 
     def begin_compaction(self, compaction: Compaction) -> Job | None:
-        """A compaction that was asked for; None if a merge is under way (ask again after its finish). It sees
+        """A compaction on request; None if a merge is under way (ask again after its finish). It sees only
         what is sealed.
         """
         ...
@@ -586,7 +583,7 @@ class Bucket(Protocol):
 
     def rest(self) -> None:
         """Nobody has written for a while: sealed changes leave memory. If much is not sealed yet, the next
-        flush has it sealed (`rotate_soon`); rest again after that.
+        flush has it sealed (`rotate_soon`); call this again after that.
         """
         ...
 
@@ -599,7 +596,7 @@ class Bucket(Protocol):
         ...
 
     def compact(self, compaction: Compaction = ...) -> None:
-        """The same, blocking; flushes first."""
+        """A compaction in one blocking call; flushes first."""
         ...
 
     # Collections
@@ -616,8 +613,8 @@ class Bucket(Protocol):
         ...
 
     def next_cas(self) -> int:
-        """A CAS that no document has, above all that were given out: for `VBucket.set_with_meta`, where the
-        value must know it before it is written.
+        """A CAS that no document has, above all that were given out: for `VBucket.set_with_meta`, when the
+        value itself must contain it.
         """
         ...
 
@@ -630,11 +627,11 @@ class Bucket(Protocol):
 
     @property
     def uuid(self) -> str:
-        """32 hex digits that no other bucket has, not even one of this name; "" of one older than that."""
+        """32 hex digits that no other bucket has, not even one of this name; "" if it is older than that."""
         ...
 
     def set_uuid(self, uuid: str) -> None:
-        """Become a part of another bucket, with the next batch to the disk."""
+        """Become part of another bucket, with the next batch to the disk."""
         ...
 
     @property

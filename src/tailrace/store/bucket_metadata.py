@@ -1,5 +1,5 @@
-"""What a bucket stores beside its changes: its collections, the cursors of named readers, and what of these
-and of its vbuckets the next batch of the log has to carry.
+"""What a bucket stores beside its changes: its collections, the cursors of named readers, and which metadata
+of the bucket and its vbuckets the next batch of the log has to carry.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ __all__ = ["BucketMetadata"]
 
 
 class BucketMetadata:
-    """Collections and cursors as they are now, and what of the metadata is not on disk yet."""
+    """Collections and cursors as they are now, and the metadata that is not on disk yet."""
 
     def __init__(self) -> None:
         self.uuid = ""
-        """Of the bucket: another one of its name has another. Empty in stores made before there were any."""
+        """Tells the bucket from others of its name. Empty in stores made before there were uuids."""
         self.collections = Manifest()
         self.cursors: dict[str, Mapping[str, Any]] = {}
         self._manifest_json: dict[str, Any] | None = None
         self._histories = self.collections, self.collections.histories
         self._changes: dict[str, Any] = {}  # of the bucket, for the next batch
-        self._vbuckets: dict[History, None] = {}  # whose metadata the next batch carries, always in order
+        self._vbuckets: dict[History, None] = {}  # whose metadata the next batch carries, in order
 
     @property
     def manifest(self) -> Mapping[str, Any]:
@@ -38,18 +38,18 @@ class BucketMetadata:
 
     @property
     def histories(self) -> dict[int, bool]:
-        """See `Manifest.histories`; asked for with every snapshot."""
+        """See `Manifest.histories`; cached, because every snapshot needs it."""
         if self._histories[0] is not self.collections:
             self._histories = self.collections, self.collections.histories
         return self._histories[1]
 
     def set_uuid(self, uuid: str) -> None:
-        """The bucket is, or has become a part of, the one with this uuid."""
+        """Note that the bucket is, or has become part of, the one with this uuid."""
         if uuid != self.uuid:
             self.uuid = self._changes["uuid"] = uuid
 
     def set_collections(self, new: Manifest) -> None:
-        """Take over a manifest that follows the one that is here."""
+        """Take over a manifest that follows the current one."""
         self.collections, self._manifest_json = new, None
         self._changes["manifest"] = new.to_json()
 
@@ -72,15 +72,15 @@ class BucketMetadata:
         return bool(self._vbuckets or self._changes)
 
     def queue(self, vbucket: History) -> None:
-        """What is stored beside a vbucket's changes is different now."""
+        """Have the next batch carry a vbucket's metadata, which has changed."""
         self._vbuckets[vbucket] = None
 
     def forget(self, vbucket: History) -> None:
-        """A vbucket is gone."""
+        """Forget a vbucket that is gone."""
         self._vbuckets.pop(vbucket, None)
 
     def take(self) -> dict[str, Any]:
-        """What a batch has to carry of the bucket."""
+        """The metadata of the bucket itself that a batch has to carry."""
         changes, self._changes = self._changes, {}
         return changes
 
@@ -102,11 +102,11 @@ class BucketMetadata:
     # On disk.
 
     def to_json(self) -> dict[str, Any]:
-        """For the manifest file: all of it."""
+        """All of it, for the manifest file."""
         return {"uuid": self.uuid, "manifest": self.collections.to_json(), "cursors": dict(self.cursors)}
 
     def take_json(self, meta: Mapping[str, Any]) -> None:
-        """What a manifest file or a batch says of the bucket as a whole."""
+        """Take over what a manifest file or a batch says about the bucket as a whole."""
         if "uuid" in meta:
             self.uuid = str(meta["uuid"])
         if "manifest" in meta:

@@ -13,7 +13,7 @@ from .index import newest_seqno
 __all__ = ["UNKNOWN_TTL", "CollectionEvents", "KnownEvent"]
 
 UNKNOWN_TTL = -1
-"""Stores made before max TTLs were remembered with the events."""
+"""The max TTL in stores made before events kept it."""
 
 
 class KnownEvent(NamedTuple):
@@ -26,11 +26,11 @@ class KnownEvent(NamedTuple):
     scope: int
     max_ttl: int | None = None
     history: bool | None = None
-    """None: that is not known."""
+    """None: not known."""
 
     @classmethod
     def of_json(cls, members: list[int | None]) -> KnownEvent:
-        """As it stands in a store's files; older ones have the first four members."""
+        """From a store's files; older ones have only the first four members."""
         known = cls(*members)  # type: ignore[arg-type]
         return known._replace(max_ttl=UNKNOWN_TTL) if len(members) == 4 else known
 
@@ -47,7 +47,7 @@ class CollectionEvents:
         """By collection, the seqno of its last change; None until somebody asks."""
 
     def add(self, frame: bytes, seqno: int) -> int | None:
-        """A new event; the collection whose documents are gone by it, if any."""
+        """Add an event; return the collection whose documents it removes, if any."""
         event, subject = system_event(frame)
         content = event_content(frame)
         known = KnownEvent(seqno, event, subject, content.scope_id, content.max_ttl, content.history)
@@ -55,7 +55,7 @@ class CollectionEvents:
         return subject if (seqno, subject) in self.drops else None
 
     def last_of(self, event: int, subject: int) -> int:
-        """The seqno of the last event that another one replaces; 0 if there is none."""
+        """The seqno of the last event that one of this kind and subject replaces; 0 if there is none."""
         key = system_key(event, subject)
         same = (seen.seqno for seen in self.known if system_key(seen.event, seen.subject) == key)
         return max(same, default=0)

@@ -1,5 +1,5 @@
-"""Scopes and collections: the bucket's manifest, and the system events that tell a vbucket's readers about
-it.
+"""Scopes and collections: the bucket's manifest, and the system events that report it to a vbucket's
+readers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Collection(NamedTuple):
     uid: int
     max_ttl: int | None = None
     history: bool | None = None
-    """Whether every version is kept; None: as the bucket does."""
+    """Whether every version is kept; None: the bucket's setting."""
 
 
 @dataclass(slots=True)
@@ -59,11 +59,11 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: bytes) -> Manifest:
-        """Read the manifest's JSON; DocumentRefused(EINVAL) for anything that no server would take."""
+        """Read the manifest's JSON; DocumentRefused(EINVAL) for anything that a server would refuse."""
         try:
             raw = json.loads(text)
         except (ValueError, RecursionError):
-            raise _invalid("the manifest is no JSON") from None
+            raise _invalid("the manifest is not JSON") from None
         manifest = cls(_uid(raw, "the manifest"), [])
         for raw_scope in _list(raw, "scopes", "the manifest"):
             scope = Scope(_name(raw_scope), _uid(raw_scope, "a scope"))
@@ -98,7 +98,7 @@ class Manifest:
             raise _invalid(f"more than {MAX_COLLECTIONS} collections")
 
     def check_follows(self, old: Manifest) -> None:
-        """Whether a bucket with the old manifest can take this one over."""
+        """Refuse if a bucket with the old manifest can't take this one over."""
         if self.uid < old.uid:
             raise DocumentRefused(Status.ERANGE, f"the manifest has uid {old.uid:x} already")
         if self.uid == old.uid and self != old:
@@ -118,7 +118,7 @@ class Manifest:
 
     @property
     def histories(self) -> dict[int, bool]:
-        """Whether every version is kept, of the collections that have a setting of their own."""
+        """Whether every version is kept, for the collections that have their own setting."""
         return {c.uid: c.history for scope in self.scopes for c in scope.collections if c.history is not None}
 
     def collection(self, uid: int) -> tuple[Scope, Collection] | None:
@@ -153,8 +153,8 @@ class Manifest:
     ) -> Iterator[Event]:
         """The events that lead here from those that a vbucket has seen (see `CollectionEvents`).
 
-        Only the last one has this manifest's uid, the others have the one before: a reader that stops in the
-        middle must not believe that it has seen all.
+        Only the last one has this manifest's uid, the others have the previous one: a reader that stops in
+        the middle must not believe that it has seen all.
         """
         collections: dict[int, KnownEvent] = {0: KnownEvent(0, SystemEventId.COLLECTION_BEGIN, 0, 0)}
         scopes: set[int] = {0}
@@ -195,22 +195,22 @@ class Manifest:
 def _is_modified(
     collection: Collection, seen: KnownEvent, previous: Manifest | None, *, keeps_history: bool
 ) -> bool:
-    """Whether a collection is another than a vbucket's readers know. What events don't tell, the manifest
-    before does.
+    """Whether a collection differs from what a vbucket's readers know. What events don't say, the previous
+    manifest does.
     """
     place = None if previous is None else previous.collection(collection.uid)
     before = collection if place is None else place[1]
     if collection.max_ttl != (before.max_ttl if seen.max_ttl == UNKNOWN_TTL else seen.max_ttl):
         return True
     if collection.history is None and before.history is None:
-        return False  # as the bucket does, before and now
+        return False  # the bucket's setting, before and now
     histories = (collection.history, before.history if seen.history is None else seen.history)
     now, then = (keeps_history if history is None else history for history in histories)
     return now != then
 
 
 def _event(event: int, name: bytes, content: EventContent) -> Event:
-    """An event as it is stored: as integers, unless they can't tell all of it."""
+    """An event as it is stored: as integers, unless they can't express all of it."""
     if event == SystemEventId.COLLECTION_MODIFIED or content.history is not None:
         return event, 2, name, event_flatbuffer(event, content, name)
     version, value = integers_of(content)
@@ -218,8 +218,8 @@ def _event(event: int, name: bytes, content: EventContent) -> Event:
 
 
 def is_legal_name(name: str, scope: str | None = None) -> bool:
-    """Whether a scope can have this name, or a collection in a scope. Names that begin with ``_`` are the
-    default one's, and those of the scope ``_system`` and of what is in it.
+    """Whether a scope can have this name, or a collection in a scope. Only the default ones, the scope
+    ``_system`` and its collections have names that begin with ``_``.
     """
     if _NAME.fullmatch(name) is None or name[0] == "%":
         return False
@@ -267,7 +267,7 @@ def _list(raw: Any, name: str, what: str, *, optional: bool = False) -> list[Any
 
 def _check_unique(what: str, named: list[tuple[str, int]]) -> None:
     if len({name for name, _ in named}) != len(named) or len({uid for _, uid in named}) != len(named):
-        raise _invalid(f"a {what}'s name or uid is there twice")
+        raise _invalid(f"a {what}'s name or uid occurs twice")
     for path, uid in named:
         scope, dot, name = path.rpartition(".")
         if uid == 0 and name != DEFAULT:

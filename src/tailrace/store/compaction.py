@@ -1,10 +1,10 @@
 """Sealing what is in memory, merging segments, and what is forgotten on the way.
 
-Both are jobs that only read what never changes (frames, sealed files) and write new files; the manifest's
-replacement is the moment at which they count. Writers are never stopped.
+Both are jobs that only read what never changes (frames, sealed files) and write new files, which count from
+the moment that the manifest is replaced. Writers are never stopped.
 
 What may go: versions that were superseded before the promised history (`history_changes`, and `retention` if
-every version is kept for a while, but for collections that do without), documents of collections that were
+every version is kept for a while, except in collections without history), documents of collections that were
 dropped before it, and tombstones that are old enough or that somebody asks to drop.
 Every loss of a version raises the vbucket's rollback floor, every loss of a tombstone its purge seqno. The
 frame with a vbucket's highest seqno always stays: a snapshot must end with it.
@@ -73,7 +73,7 @@ class SealJob(BaseJob):
     def _edit(self, _: Base, table: Table) -> tuple[Base, Table]:
         generation = self._generation
         # Losses since the generation's end are facts of the segments, not of the log. Those that a merge has
-        # just written and not yet told the vbuckets are asked for first: later they would be nowhere.
+        # written but not yet passed on to the vbuckets are read first: read second, they might be missed.
         untaken = self._bucket.sealed.untaken_losses
         states = dict(generation.state["vbuckets"])
         for vbucket in self._vbuckets:
@@ -97,7 +97,7 @@ class SealJob(BaseJob):
         return base, table if self._segment is None else [*table, (self._segment.name, {})]
 
     def _write(self, file: File) -> None:
-        """Some vbuckets at a time: more would hold up the other threads, fewer would cost more steps."""
+        """Write some vbuckets at a time: more would hold up other threads, fewer would take more steps."""
         tails = [(vbucket, tail) for vbucket, tail in self._tails if len(tail)]
         stops = np.cumsum([len(tail) for _, tail in tails])
         columns = _logged_columns(tails, self._generation.logged) or _tail_columns(tails)
@@ -126,7 +126,7 @@ class SealJob(BaseJob):
 
 
 def _logged_columns(tails: list[tuple[int, Tail]], logged: list[LoggedColumns]) -> LoggedColumns | None:
-    """What the log knows of the changes in memory, in their order; None if it knows of others."""
+    """What the log knows of the changes in memory, in their order; None if it has others than these."""
     if not logged:
         return None
     vbuckets = np.concatenate([columns.vbuckets for columns in logged])
@@ -151,7 +151,7 @@ def _tail_columns(tails: list[tuple[int, Tail]]) -> LoggedColumns:
 
 
 def _sealed(tails: list[tuple[int, Tail]], columns: LoggedColumns) -> Pieces:
-    """Changes in memory as a segment has them."""
+    """Changes in memory, in the form that a segment takes."""
     _, seqnos, lengths, crcs, notes = columns
     whole = Frames(
         gather_large(
@@ -189,9 +189,9 @@ class _Standing(NamedTuple):
 class MergePlan:
     """Which segments are merged, and how.
 
-    Only what writers may change meanwhile is looked at when it is made, on the owner's thread. The rest takes
-    long, for a thousand vbuckets with a piece in each of many segments, and never changes: `piece_plans` is
-    for the thread or process that merges.
+    It is made on the owner's thread, from only what writers may change meanwhile. The rest never changes and
+    takes long to read, for a thousand vbuckets with a piece in each of many segments: the thread or process
+    that merges does it, with `piece_plans`.
     """
 
     segments: list[Segment]
@@ -203,7 +203,7 @@ class MergePlan:
     retention: Retention | None = None  # of the change history
 
     def piece_plans(self) -> Iterator[PiecePlan]:
-        """What to do with the pieces of each vbucket; found one by one, because all of them are many."""
+        """What to do with the pieces of each vbucket, one vbucket at a time because there are many."""
         for number, promised, complete, drops, deduplicated in self.standings:
             pieces = pieces_of(number, self.all_segments)
             merged = tuple(piece for piece in pieces if piece.segment in self.segments)
@@ -228,12 +228,12 @@ class MergePlan:
 
     @property
     def vbuckets(self) -> list[int]:
-        """Whose pieces are merged, where there are any."""
+        """The vbuckets whose pieces are merged, where there are any."""
         return [standing.vbucket for standing in self.standings]
 
     @property
     def frame_bytes(self) -> int:
-        """Of all that is merged, with what rollbacks have clipped."""
+        """Of all that is merged, including what rollbacks have clipped."""
         chosen = self.vbuckets
         tables = (segment.directory for segment in self.segments)
         return sum(int(table["frame_bytes"][np.isin(table["vbucket"], chosen)].sum()) for table in tables)
@@ -250,12 +250,12 @@ def choose_merge(bucket: SealedStore) -> MergePlan | None:
         return None
     droppable = bucket.sealed.droppable(bucket.vbucket_count, bucket.settings.history_changes)
     if bucket.settings.keeps_history:
-        # What the last merge of everything left is retained; about as much of it may go as came since.
+        # What the last merge of everything left is retained; about as much of it may go as has come since.
         droppable -= bucket.sealed.retained
     if droppable > bucket.settings.garbage_share * bucket.sealed.frames:
         return _plan(bucket, segments)
     if bucket.clock.monotonic() - bucket.last_change >= bucket.settings.quiet_time:
-        # Nobody writes: bring neighbours together as long as the older one is not far larger.
+        # Nobody writes: merge neighbours while the older one is not much larger.
         start, size = len(segments) - 1, segments[-1].size
         while start and segments[start - 1].size <= 2 * size:
             start -= 1
@@ -283,7 +283,7 @@ def _tier(size: int, unit: int, fanout: int) -> int:
 
 
 def plan_compaction(bucket: SealedStore, compaction: Compaction) -> MergePlan:
-    """The merge that somebody asked for."""
+    """The merge for a compaction that somebody asked for."""
     return _plan(bucket, bucket.segments, compaction)
 
 
@@ -315,7 +315,7 @@ def _retention(bucket: SealedStore) -> Retention | None:
         return None
     age_s = settings.history_retention_seconds
     return Retention(
-        -(-settings.history_retention_bytes // bucket.vbucket_count),  # a share of 0 would be any size
+        -(-settings.history_retention_bytes // bucket.vbucket_count),  # rounded up: 0 would mean any size
         int((bucket.clock.now_s() - age_s) * 1_000_000_000) if age_s else 0,
     )
 
@@ -330,7 +330,7 @@ class MergeJob(BaseJob):
         self._bucket = bucket
         self._plan = plan
         self._asked = asked
-        # Not if nobody does anything meanwhile. Another process can only open plain files on disk.
+        # Not if nothing else runs meanwhile. Another process can only open plain files on disk.
         self._may_have_process = not alone and type(bucket.sealed.files) is DiskFiles
         self._cancelled = False
         self._number = bucket.sealed.take_number()
@@ -348,13 +348,13 @@ class MergeJob(BaseJob):
     def _work(self) -> None:
         if not self._plan.segments:
             return
-        # A process takes a while to start: not worth it for little.
+        # A process takes a while to start: not worth it for a small merge.
         is_large = self._may_have_process and self._plan.frame_bytes >= OWN_PROCESS_BYTES
         try:
             write = self._write_in_a_process if is_large else self._write
             segment = self._bucket.sealed.write(self._number, write)
         except MergeProcessLost as error:
-            _log.warning("%s; it is done here", error)
+            _log.warning("%s; the merge runs in this process", error)
             self._bucket.sealed.remove(self._number)
             segment = self._bucket.sealed.write(self._number, self._write)
         if segment.frames or segment.pairs:
@@ -424,7 +424,7 @@ class MergeJob(BaseJob):
             bucket.sealed.remove(self._number)
         if any(losses.purged for losses in self._losses.values()):
             # What streams read from memory must not be older than what is on disk: a key whose tombstone is
-            # forgotten begins anew, and a snapshot over both would hold it twice.
+            # forgotten starts over, and a snapshot across both would have it twice.
             bucket.forget_memory()
         bucket.maintained(self)
 

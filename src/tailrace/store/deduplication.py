@@ -1,8 +1,8 @@
 """Collections of which only the newest versions are wanted, in a bucket that keeps every version for a while.
 
 A collection's history can be switched on and off: the system events of a vbucket say where. A version is part
-of the history if it was made while that was on. What it was before a vbucket's first word about it, the
-manifest says, in stores that are older than such events.
+of the history if it was made while that was on. Where no event says anything about it, as in stores older
+than such events, the manifest's setting holds for all versions.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class Deduplicated:
     __slots__ = ("_spans",)
 
     def __init__(self, spans: Mapping[int, list[tuple[int, int]]]) -> None:
-        """``spans``: by collection, from which seqno on, and up to which that does not belong to it."""
+        """``spans``: by collection, the first seqno of each range and the one after its last."""
         self._spans = spans
 
     @classmethod
     def of(cls, events: Iterable[KnownEvent], histories: Mapping[int, bool]) -> Deduplicated:
-        """From a vbucket's events, for the collections that have a setting of their own; others do as the
-        bucket does.
+        """From a vbucket's events, for the collections that have their own setting; others follow the
+        bucket's.
         """
         if not histories:
             return NOTHING_DEDUPLICATED
         spans: dict[int, list[tuple[int, int]]] = {}
-        # Since when it is off, where it is. The default collection began without an event, as the bucket.
+        # Where history is off, since when. The default collection began without an event, as the bucket does.
         off_since = {uid: 0 for uid, history in histories.items() if uid and not history}
         told: set[int] = set()
         for event in events:
@@ -70,7 +70,7 @@ class Deduplicated:
         return any(start <= seqno < end for start, end in spans)
 
     def mask(self, frames: Frames | Scattered) -> npt.NDArray[np.bool_]:
-        """Which changes are."""
+        """Which changes are among them."""
         ids = collections_at(frames.data, frames.offsets)
         seqnos = frames.seqnos
         among = np.zeros(len(ids), np.bool_)

@@ -37,8 +37,8 @@ class Drops:
         return max(self._by_collection.values(), default=0)
 
     def hides(self, frame: bytes, seqno: int, traits: int) -> bool:
-        """Whether a document's change is gone with its collection, a prepare or an abort of one, or an event
-        that modified it.
+        """Whether a change is gone with its collection: a document's, a prepare, an abort, or an event that
+        modified the collection.
         """
         if not traits & SYSTEM or frame[OPCODE_AT] in UNSEEN:
             return seqno < self._by_collection.get(collection_of(frame_key(frame)), 0)

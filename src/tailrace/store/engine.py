@@ -34,10 +34,10 @@ _NAME = re.compile(r"[A-Za-z0-9_%-][A-Za-z0-9_.%-]{0,99}", re.ASCII)
 
 
 def check_bucket_name(name: str) -> None:
-    """`UsageError` if no bucket can have this name, which is also a part of its directory's."""
+    """`UsageError` if no bucket can have this name, which is also part of its directory's name."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name[:120]!r} is no bucket name: write up to 100 letters, digits, '_', '-', '%' and '.', "
+            f"{name[:120]!r} is not a bucket name: write up to 100 letters, digits, '_', '-', '%' and '.', "
             "no '.' at the start"
         )
 
@@ -73,7 +73,7 @@ class Engine:
         except OSError as error:
             raise self._unusable(error) from error
         try:
-            if not version:  # a new store; the list comes first, so that with FORMAT it is always there
+            if not version:  # a new store; the list comes first: where FORMAT is, it must be too
                 self._list_buckets()
                 self._write_format()
             self._open_buckets(version or FORMAT_VERSION)
@@ -101,8 +101,8 @@ class Engine:
         )
 
     def _check_format(self) -> int:
-        """The format of what is there, 0 if this is no store yet. A newer one is refused before anything in
-        it is touched.
+        """The format of the store, 0 if there is none yet. A newer one is refused before anything in it is
+        touched.
         """
         names = self.files.names("")
         if FORMAT not in names:
@@ -114,7 +114,8 @@ class Engine:
             ours = (LOCK, FORMAT + ".new", BUCKETS, BUCKETS + ".new")
             if foreign := [name for name in names if name not in ours]:
                 raise StoreError(
-                    f"the data directory is not empty and no store: it has {foreign[0]!r}, choose another one"
+                    f"the data directory is not empty and not a store: it has {foreign[0]!r}, "
+                    "choose another one"
                 )
             return 0
         file = self.files.open(FORMAT)
@@ -168,7 +169,7 @@ class Engine:
             is_unfinished = not is_listed and (not names or MAKING in names)
             if not is_unfinished and DELETED not in names:
                 raise lost(f"{directory}/{MANIFEST} is missing")
-            self._remove(directory)  # its creation or deletion was broken off
+            self._remove(directory)  # its creation or deletion was interrupted
             return
         if MAKING in names:
             self.files.unlink(f"{directory}/{MAKING}")
@@ -235,8 +236,8 @@ class Engine:
         return self._buckets[name]
 
     def _remove(self, directory: str) -> None:
-        """Whatever interrupts this, a mark stays until the rest is gone: without it the rest would look like
-        damage.
+        """Remove a bucket's directory. A mark stays until the rest is gone: if this is interrupted, the rest
+        would look like damage without it.
         """
         if MANIFEST in self.files.names(directory):
             self.files.rename(f"{directory}/{MANIFEST}", f"{directory}/{DELETED}")
@@ -253,7 +254,7 @@ class Engine:
         self.files.sync_directory("")
 
     def close(self) -> None:
-        """A clean stop: everything flushed, the marker written. Jobs under way must be finished before."""
+        """A clean stop: everything flushed, the marker written. Jobs under way must be finished first."""
         try:
             for bucket in self._buckets.values():
                 bucket.close()
@@ -262,7 +263,7 @@ class Engine:
             self.files.unlock()
 
     def crash(self) -> None:
-        """Let go of everything without writing a byte, as a kill does; for tests."""
+        """Release everything without writing a byte, as a kill does; for tests."""
         for bucket in self._buckets.values():
             bucket.abandon()
         self._buckets = {}

@@ -75,9 +75,9 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 4
-"""1 had a smaller sector in a block's checksum, which was that of the frames alone: see `checksum`. 1 and 2
-had no files BUCKETS and SYNCED, so they can't tell that a bucket or the newest log is gone. 3 has what 4 has,
-but was also that of versions that know neither prepares nor modified collections.
+"""1 had a smaller sector in a block's checksum, which covered only the frames: see `checksum`. 1 and 2 had no
+files BUCKETS and SYNCED, so they can't tell that a bucket or the newest log is gone. 3 is the same as 4, but
+versions that know neither prepares nor modified collections wrote it too.
 """
 
 
@@ -89,7 +89,7 @@ def check_version(what: str, version: int) -> None:
         )
 
 
-# Frames: the header and the extras in one struct. Of a mutation only what the store fills in: opaque, lock
+# Frames: the header and the extras in one struct. A mutation's has only what the store fills in: opaque, lock
 # time, nmeta and nru are 0.
 
 _MUTATION_LAYOUT = HEADER_LAYOUT + dcp.MUTATION
@@ -127,7 +127,7 @@ _DELETE_TIME = _DELETION_LAYOUT.field("delete_time")
 # Mutations and tombstones have seqno and rev at the same place, and tombstones of both kinds their time.
 assert _REV.offset == _DELETION_LAYOUT.at("rev_seqno") == _EXPIRATION_LAYOUT.at("rev_seqno")
 assert _DELETE_TIME.offset == _EXPIRATION_LAYOUT.at("delete_time")
-# A prepare has its flags and expiry, too, where the mutation has them that it may become.
+# A prepare also has its flags and expiry where the mutation that it may become has them.
 assert all(_PREPARE_LAYOUT.at(name) == _MUTATION_LAYOUT.at(name) for name in ("rev_seqno", "flags", "expiry"))
 
 
@@ -135,7 +135,7 @@ def _bytes_of(field: Field) -> slice:
     return slice(field.offset, field.offset + field.size)
 
 
-# Where fields stand in a frame, for those who take one out of it.
+# Where fields are in a frame, for code that reads only one.
 CAS_BYTES = _bytes_of(_MUTATION_LAYOUT.field("cas"))
 SEQNO_BYTES = _bytes_of(_MUTATION_LAYOUT.field("by_seqno"))
 REV_BYTES = _bytes_of(_REV)
@@ -167,8 +167,8 @@ _SYSTEM_EVENT = int(DcpOpcode.SYSTEM_EVENT)
 _PREPARE = int(DcpOpcode.PREPARE)
 _ABORT = int(DcpOpcode.ABORT)
 UNSEEN = frozenset({_PREPARE, _ABORT})
-"""Opcodes of the changes that no document follows from: durable writes that are not decided, and those that
-were given up. They are system events to whoever looks at traits alone.
+"""Opcodes of the changes that make no document: durable writes that are not decided, and those that were
+given up. By their traits alone they are system events.
 """
 _OPCODE_TRAITS = {
     _MUTATION: 0,
@@ -212,7 +212,7 @@ class StoredDocument(NamedTuple):
 
     @classmethod
     def of(cls, frame: bytes) -> StoredDocument:
-        """Take a mutation, deletion, expiration or prepare of this store apart."""
+        """Take apart a mutation, deletion, expiration or prepare of this store."""
         opcode, key_length, extras_length, datatype, cas, seqno, rev = _HEAD.unpack_from(frame)
         start = HEADER_SIZE + extras_length
         flags, expiry = 0, 0
@@ -242,7 +242,7 @@ class StoredPrepare(NamedTuple):
 
     @classmethod
     def of(cls, frame: bytes) -> StoredPrepare:
-        """Take a prepare of this store apart."""
+        """Take apart a prepare of this store."""
         return cls(frame_key(frame), seqno_of(frame), frame[_PREPARE_LAYOUT.at("durability")])
 
 
@@ -266,7 +266,7 @@ def aborted(  # noqa: PLR0917
     vbucket: int, key: bytes, seqno: int, prepared_seqno: int, time_s: int, cas: int = 0
 ) -> bytes:
     """An abort as it is stored: like a deletion, with the prepare's seqno in place of the rev. So its own
-    seqno stands where every change has it, and it is forgotten when deletions of its age are.
+    seqno is where every change has it, and it is forgotten when deletions of its age are.
     """
     body = DELETION_EXTRAS + len(key)
     start = 0x80, _ABORT, len(key), DELETION_EXTRAS, 0, vbucket, body, 0, cas
@@ -274,7 +274,7 @@ def aborted(  # noqa: PLR0917
 
 
 def frame_key(frame: bytes) -> bytes:
-    """The key as it stands in the frame."""
+    """The key as it is in the frame."""
     start = HEADER_SIZE + frame[_EXTRAS_LENGTH_AT]
     return frame[start : start + int.from_bytes(frame[_KEY_LENGTH_BYTES], "big")]
 
@@ -300,15 +300,15 @@ def expiry_of(frame: bytes) -> int:
 
 
 def vbucket_of(frame: bytes) -> int:
-    """Which vbucket a frame is of."""
+    """The vbucket that a frame belongs to."""
     return int.from_bytes(frame[_VBUCKET_BYTES], "big")
 
 
 def index_key(frame: bytes) -> bytes:
     """The key under which a frame is found again.
 
-    A system event is about a collection or a scope; the next about the same one replaces it, but that a
-    collection was modified replaces only what told so before. Its key begins with collection id 1, which no
+    A system event replaces the previous one about the same collection or scope, except that a collection's
+    modification replaces only its previous modification. Its key begins with collection id 1, which no
     document can have.
     """
     if frame[OPCODE_AT] != _SYSTEM_EVENT:
@@ -360,7 +360,7 @@ def delete_times_at(data: Bytes, offsets: Offsets) -> npt.NDArray[np.uint32]:
 
 
 def traits_of(frame: bytes) -> int:
-    """What a frame is; without REPLACES, which only its vbucket knows."""
+    """A frame's traits, without REPLACES, which only its vbucket knows."""
     traits = _OPCODE_TRAITS[frame[OPCODE_AT]]
     if traits & SYSTEM:
         return traits
@@ -417,13 +417,13 @@ def canonical(frame: bytes, *, collections: bool, delete_time: int = 0) -> bytes
 
 
 def counted(text: bytes, delta: int) -> int:
-    """What a counter that is stored as this text becomes: not below 0, and modulo 2^64 above."""
+    """The new value of a counter that is stored as this text: at least 0, and modulo 2^64."""
     if not text.isdigit() or len(text) > 20 or int(text) > _MAX_U64:
         raise DocumentRefused(Status.DELTA_BADVAL)
     return max(int(text) + delta, 0) & _MAX_U64
 
 
-# A note stands beside each frame that is not sealed yet: the seqno that it supersedes, and its traits.
+# Each frame that is not sealed yet has a note: the seqno that it supersedes, and its traits.
 NOTE_SHIFT = 8
 NOTE_TRAITS = 0xFF
 
@@ -483,7 +483,7 @@ _STARTS = np.arange(0, CHUNK_BYTES // 4, SECTOR // 8)  # where the sectors of a 
 
 
 def _weights(count: int) -> npt.NDArray[np.uint64]:
-    """What each sector counts in both sums."""
+    """The weight of each sector in both sums."""
     return np.stack([np.ones(count, np.uint64), np.arange(1, count + 1, dtype=np.uint64)], axis=1)
 
 
@@ -499,7 +499,7 @@ def padded(size: int) -> int:
 def checksum(data: Bytes, sector: int = SECTOR) -> tuple[int, int]:
     """Two numbers that tell whether a block's columns and frames are what was written.
 
-    Up to 64 KiB it is the CRC-32 and 0. Beyond, a CRC would be the slowest part of a backfill: there it is
+    Up to 64 KiB they are the CRC-32 and 0. Beyond, a CRC would be the slowest part of a backfill, so they are
     two sums over sectors, the second weighted by the sector's place, at a multiple of the speed. They find
     flipped bits and zeroed or swapped sectors just as well. A sector is what kernels write and disks keep as
     a whole; with eighths of it, as in format 1, the sums take twice as long.
@@ -512,7 +512,7 @@ def checksum(data: Bytes, sector: int = SECTOR) -> tuple[int, int]:
     starts = _STARTS[:count] if known else np.arange(0, words, sector // 8)
     # This takes half the time of a sum over an axis, which starts over for each row.
     sums = np.add.reduceat(data[: words * 8].view(np.uint64), starts)
-    # Both at once: reading the words again would cost more than adding them up.
+    # Both sums together: reading the words again would cost more than adding them up.
     plain, weighted = sums.dot(_WEIGHTS[:count] if known else _weights(count)).tolist()
     rest = int.from_bytes(data.data[words * 8 :], "little")  # less than a word, in the last sector
     return (plain + rest) & _U64_MASK, (weighted + (whole + 1) * rest) & _U64_MASK

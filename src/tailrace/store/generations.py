@@ -1,8 +1,7 @@
-"""What of a bucket is in memory until it is sealed, and for as long after that as there is room.
+"""A bucket's changes that are in memory: until they are sealed, and after that while there is room.
 
 A generation is everything between two rotations of the log. It is sealed into a segment on another thread,
-and stays in memory after that for as long as the room for checkpoints allows, because streams read from
-memory first.
+and stays in memory after that while the room for checkpoints allows, because streams read from memory first.
 """
 
 from __future__ import annotations
@@ -98,8 +97,8 @@ class Generations:
         self._complete_bytes = sum(generation.bytes for generation in self._complete)
 
     def forget(self, room: int, vbuckets: Iterable[History], *, later: bool) -> None:
-        """Sealed changes leave memory, the oldest first, until no more than this is left. Freeing them takes
-        time: ``later`` it is done by whoever calls `take_leaving`, and until then they count.
+        """Drop sealed changes from memory, oldest first, until no more than ``room`` bytes are left. Freeing
+        them takes time: with ``later`` the caller of `take_leaving` does it, and until then they count.
         """
         vbuckets = list(vbuckets)
         queue = self._queue
@@ -107,8 +106,8 @@ class Generations:
             generation = self._complete.pop(0)
             for vbucket in vbuckets:
                 vbucket.forget_tail(generation)
-            # They refer to each other: without this the frames would stay until the garbage collector runs,
-            # and a node hardly ever lets it.
+            # Tails and generation refer to each other: without this the frames would stay until the garbage
+            # collector runs, and a node hardly ever lets it.
             tails, generation.tails = generation.tails, []
             self._complete_bytes -= generation.bytes
             self._leaving_bytes += generation.bytes
@@ -120,14 +119,14 @@ class Generations:
             self.freed(size)
 
     def take_leaving(self) -> tuple[list[tuple[int, Tail]], int]:
-        """The changes that nobody reads any more, and their bytes: whoever takes them lets go of them, and
-        says `freed` then.
+        """The changes that nobody reads any more, and their size in bytes. The caller frees them and then
+        calls `freed`.
         """
         leaving, self._leaving = self._leaving, []
         size, self._waiting_bytes = self._waiting_bytes, 0
         return leaving, size
 
     def freed(self, size: int) -> None:
-        """So many bytes that were leaving are no longer in memory."""
+        """This many bytes that were leaving are no longer in memory."""
         self._leaving_bytes -= size
         self._queue.memory_bytes -= size

@@ -78,7 +78,7 @@ def index_change(index: dict[bytes, int], frame: bytes, seqno: int, traits: int)
 
 
 def forget_collection(index: dict[bytes, int], collection: int, seqno: int) -> None:
-    """A collection ended or was emptied: its documents from before are gone, and that it was modified."""
+    """Remove what went when a collection ended or was emptied: its documents, and that it was modified."""
     gone = [
         key
         for key, entry in index.items()

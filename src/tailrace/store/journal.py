@@ -30,8 +30,8 @@ _TIME = ~0xFFFF
 class HybridClock:
     """CAS values: wall-clock nanoseconds with a counter in the low 16 bits; it never goes back.
 
-    Each batch has a ceiling some seconds ahead, and after a crash values go on above it, so that none comes
-    twice, whatever the wall clock does meanwhile; unless nothing was committed for longer than that.
+    Each batch has a ceiling some seconds ahead, and after a crash values continue above it. So none comes
+    twice, whatever the wall clock does meanwhile, unless nothing was committed for longer than that.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -49,7 +49,7 @@ class HybridClock:
         return cas
 
     def observe(self, cas: int) -> None:
-        """Another node made this one."""
+        """Note a CAS that another node made."""
         if self.last < cas <= MAX_CLOCK_CAS:
             self.last = cas
 
@@ -62,7 +62,7 @@ class HybridClock:
 
 
 class Journal:
-    """The logs of a bucket, one behind the other; only the newest is written. Used by one job at a time."""
+    """The logs of a bucket, in a chain; only the newest is written. Used by one job at a time."""
 
     def __init__(self, files: Files, directory: str, rng: random.Random) -> None:
         self.number = 0  # of the newest log
@@ -80,7 +80,7 @@ class Journal:
         self.synced = SyncedFile(files, directory)
 
     def follow(self, number: int, valid_bytes: int, next_batch: int, highest: int) -> None:
-        """Continue behind the logs that recovery has read."""
+        """Continue after the logs that recovery has read."""
         self.number, self.valid_bytes, self.next_batch = number, valid_bytes, next_batch
         self._highest = max(highest, number)
 
@@ -105,10 +105,10 @@ class Journal:
         self.synced.close()
 
     def _give_up(self) -> None:
-        """The newest log can't be used any more. If none of its batches counts, the next log follows the one
-        before it, and this one is removed: on a full disk each attempt would leave behind as much as there
-        was room for, and so use up what somebody frees bit by bit. It is removed only when the next log is
-        durable, because its header may make a batch void.
+        """Stop using the newest log. If none of its batches counts, the next log follows the one before it,
+        and this one is removed: on a full disk each attempt would otherwise leave a file behind and use up
+        the space that is freed. It is removed only when the next log is durable, because that log's header
+        may make a batch of this one void.
         """
         if self._writer is not None and self.valid_bytes == LOG.size:
             self._unused = self.number
@@ -116,9 +116,9 @@ class Journal:
         self.rotate()
 
     def disown(self) -> None:
-        """A batch that failed may be whole on disk all the same, and a start after a crash would take it for
-        one that was committed. The next log makes it void: it says how many bytes of this one count. If the
-        disk refuses that log too, the batch stays in doubt until the next commit.
+        """Make a failed batch void: it may be whole on disk all the same, and a start after a crash would
+        take it for a committed one. The next log says how many bytes of this one count. If the disk refuses
+        that log too, the batch stays in doubt until the next commit.
         """
         with contextlib.suppress(OSError):
             if self._writer is None:
@@ -151,8 +151,8 @@ class Journal:
 
 
 class BaseJob:
-    """Work in two halves. Both may be asked for more than once, and `run` from several threads: it happens
-    once.
+    """Work in two halves. `run` and `settle` may be called more than once, `run` on several threads; each
+    half is done once.
     """
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class BaseJob:
                     self._ran = True
 
     def settle(self) -> None:
-        """Bring it to its end; an error is kept for `finish`."""
+        """Do what is left of the job; an error is kept for `finish`."""
         self.run()
         if not self._settled:
             self._settled = True
@@ -203,7 +203,7 @@ class BaseJob:
 
 
 class CommitJob(BaseJob):
-    """A group commit. It has its own copy of everything, so that writers go on meanwhile."""
+    """A group commit. It has its own copy of everything, so that writers can go on meanwhile."""
 
     def __init__(
         self, bucket: EngineBucket, batch: Batch, meta_of: list[History], rotate: dict[str, Any] | None
@@ -211,7 +211,7 @@ class CommitJob(BaseJob):
         super().__init__()
         self.batch = batch
         self.meta_of = meta_of
-        self.rotate = rotate  # the bucket's state behind this batch, if it is the last of its log
+        self.rotate = rotate  # the bucket's state after this batch, if it is the last of its log
         self.growing_bytes = bucket.generations.growing_bytes
         self._bucket = bucket
 

@@ -16,20 +16,20 @@ __all__ = ["Locks"]
 
 _MAX_LOCKS = 10_000
 _BEING_PREPARED = b""
-"""No document has this key, its collection is missing."""
+"""No document has this key: it lacks a collection."""
 
 
 class Lock(NamedTuple):
     """A locked document."""
 
     cas: int
-    """Unlocks it."""
+    """The CAS that unlocks it."""
     until: float
     """Monotonic."""
 
 
 class Locks(dict[bytes, Lock | StoredPrepare]):
-    """By key, what is in the way. Truth is all that a plain write asks of it, so that is a dict's own."""
+    """What is in the way, by key. A plain write only asks whether it is empty, which is fastest of a dict."""
 
     __slots__ = ("_clock", "_prepared", "doubtful", "level")
 
@@ -38,9 +38,9 @@ class Locks(dict[bytes, Lock | StoredPrepare]):
         self._clock = clock
         self._prepared: dict[int, StoredPrepare] = {}  # by seqno, those that are not decided
         self.level = 0
-        """Of the durable write that is being made; 0: it is a plain one."""
+        """Of the durable write that is being made; 0 for a plain one."""
         self.doubtful: set[bytes] = set()
-        """Keys whose prepares another active may have committed: nobody knows what a read would see."""
+        """Keys whose prepares another active may have committed: nobody knows what a read should see."""
 
     # Durable writes.
 
@@ -54,7 +54,7 @@ class Locks(dict[bytes, Lock | StoredPrepare]):
         self.pop(_BEING_PREPARED, None)
 
     def add_prepare(self, prepare: StoredPrepare) -> None:
-        """A durable write that is not decided. There is none of its key before it."""
+        """Add a durable write that is not decided. Its key must not have one yet."""
         self[prepare.key] = self._prepared[prepare.seqno] = prepare
 
     def prepare(self, key: bytes) -> StoredPrepare | None:
@@ -63,12 +63,12 @@ class Locks(dict[bytes, Lock | StoredPrepare]):
         return obstacle if isinstance(obstacle, StoredPrepare) else None
 
     def prepare_at(self, seqno: int) -> StoredPrepare | None:
-        """The one with this seqno."""
+        """The undecided durable write with this seqno."""
         return self._prepared.get(seqno)
 
     @property
     def prepares(self) -> list[StoredPrepare]:
-        """Those that are not decided, oldest first: that is how they come."""
+        """The undecided durable writes, oldest first, as they were added."""
         return list(self._prepared.values())
 
     def decided(self, prepare: StoredPrepare) -> None:
@@ -77,7 +77,7 @@ class Locks(dict[bytes, Lock | StoredPrepare]):
         self.doubtful.discard(prepare.key)
 
     def check_readable(self, key: bytes) -> None:
-        """Refuse what nobody can know before its prepare is committed again."""
+        """Refuse a key whose value nobody can know before its prepare is committed again."""
         if key in self.doubtful:
             raise DocumentRefused(Status.SYNC_WRITE_RE_COMMIT_IN_PROGRESS)
 
@@ -122,7 +122,7 @@ class Locks(dict[bytes, Lock | StoredPrepare]):
         self[key] = Lock(cas, 0.0)
 
     def open(self, key: bytes, cas: int) -> bool:
-        """Whether this is the CAS of a lock, which is used up by it; refuse if another lock or a durable
+        """Whether this is the CAS of a lock, which is then used up; refuse if another lock or a durable
         write is in the way.
         """
         self._check_prepare(key)

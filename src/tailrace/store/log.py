@@ -1,7 +1,7 @@
 """The log: batches of frames in the order in which they were committed, one sync each.
 
-A batch is either whole or it never was: its checksums cover everything in it, and nothing is written behind a
-batch before that batch is synced. So a crash can only tear the last batch of the newest log, and `read_log`
+A batch is either whole or does not count: its checksums cover everything in it, and nothing is written behind
+a batch before that batch is synced. So a crash can only tear the last batch of the newest log, and `read_log`
 tells a torn tail from damage: behind a torn batch there is no other one. A log on which a write or sync
 failed is given up, because nobody knows what its end holds; the next log says how many of its bytes count.
 If none do, it is removed.
@@ -38,7 +38,7 @@ __all__ = [
 
 PREFIX = "log-"
 PIECE_BYTES = 4 << 20
-"""Of a batch that is written at once."""
+"""How much of a batch is written in one piece."""
 
 
 def log_name(number: int) -> str:
@@ -52,8 +52,8 @@ def log_number(name: str) -> int | None:
 
 
 class LoggedColumns(NamedTuple):
-    """What is known of the frames of a batch, in its order. A segment needs it later, when the frames are no
-    longer in the processor's cache and looking at them takes twice the time.
+    """What is known of the frames of a batch, in order. A segment needs it later, when the frames are no
+    longer in the processor's cache and looking at them takes twice as long.
     """
 
     vbuckets: npt.NDArray[np.uint16]
@@ -74,7 +74,7 @@ class Batch:
     logged: LoggedColumns | None = None  # after encode
 
     def encode(self, number: int, salt: int) -> Iterator[list[Buffer]]:
-        """The bytes of the batch, to be written one piece after the other.
+        """The bytes of the batch, to be written piece by piece.
 
         A large batch is joined piece by piece, and again when it is written: joined as a whole it would take
         as much memory as all the changes that wait for the disk.
@@ -130,7 +130,7 @@ def _places(joined: bytes, lengths: npt.NDArray[np.uint32]) -> tuple[npt.NDArray
 
 
 class LogHeader(NamedTuple):
-    """What a log says of itself and of the one before it."""
+    """What a log says about itself and the one before it."""
 
     number: int
     previous: int  # 0: there is none
@@ -154,7 +154,7 @@ class LogWriter:
         self.valid_bytes = self._file.size
 
     def commit(self, batch: Batch) -> None:
-        """Append and sync. After an OSError this writer is of no more use; `valid_bytes` stays what was
+        """Append and sync. After an OSError this writer can't be used any more; `valid_bytes` stays what was
         synced.
         """
         for parts in batch.encode(self.next_batch, self._salt):
@@ -168,7 +168,7 @@ class LogWriter:
 
 
 def log_header(file: File) -> LogHeader | None:
-    """A log's header; None if it was never written whole, so that nothing behind it can be either."""
+    """A log's header; None if it was never written whole, and so nothing behind it was."""
     if file.size < LOG.size:
         return None
     head = file.read(LOG.size, 0)
@@ -182,7 +182,7 @@ def log_header(file: File) -> LogHeader | None:
 def read_log(file: File, header: LogHeader, valid_bytes: int | None) -> Iterator[tuple[int, Batch]]:
     """The batches of a log, each with the offset behind it.
 
-    `valid_bytes` is what the next log says of this one; None for the newest, whose last batch may be torn.
+    `valid_bytes` is what the next log says about this one; None for the newest, whose last batch may be torn.
     """
     data = file.read(file.size if valid_bytes is None else valid_bytes, 0)
     at, number = LOG.size, header.first_batch

@@ -1,9 +1,8 @@
-"""Going on without files that were lost: only where somebody has said so.
+"""Going on without files that were lost: only if the operator says so.
 
-What was persisted and is not there any more is an error that names the file. Whoever would rather go on with
-the rest says so (``tailrace serve --accept-loss``); then each loss is a warning, files that can't be used are
-set aside under another name, and every active vbucket begins a new branch, so that readers which have seen
-what is lost roll back.
+A loss of what was persisted is an error that names the file. With ``tailrace serve --accept-loss`` a start
+goes on with the rest: each loss is a warning, files that can't be used are set aside under another name, and
+every active vbucket begins a new branch, so that readers that have seen what is lost roll back.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from ..files import Files
 __all__ = ["LOST", "LossPolicy", "lost", "set_aside"]
 
 LOST = "lost-"
-"""How the names of files begin that were set aside."""
+"""The prefix of the names of files that were set aside."""
 
 _log = logging.getLogger(__name__)
 
 
 def lost(what: str) -> StoreCorrupt:
-    """The error for a file that a start can do without, if it is told to."""
+    """The error for a loss that a start can accept, if told to."""
     return StoreCorrupt(
         f"{what}: restore it from a copy, or go on without what it held (tailrace serve --accept-loss)"
     )
@@ -44,7 +43,7 @@ class LossPolicy:
 
 
 def set_aside(files: Files, directory: str, names: list[str]) -> None:
-    """Keep files under names that no start looks at."""
+    """Rename files so that no start looks at them."""
     for name in names:
         files.rename(f"{directory}/{name}", f"{directory}/{LOST}{name}")
     if names:

@@ -1,9 +1,8 @@
-"""The MANIFEST of a bucket: which of its files count, and its state at the end of the last log that they have
-taken in.
+"""The MANIFEST of a bucket: which of its files count, and its state at the end of the last sealed log.
 
-It is replaced as a whole, and that is the moment at which a new segment counts and the files that it replaces
-don't. Jobs on several threads change it: each change is made on top of what the file says then, never on top
-of what it said when the job began, so that a segment can be sealed while others are merged.
+It is replaced as a whole, and from that moment a new segment counts and the files that it replaces don't.
+Jobs on several threads change it: each change builds on what the file says then, never on what it said when
+the job began, so that a segment can be sealed while others are merged.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ T = TypeVar("T")
 Base: TypeAlias = "dict[str, Any]"
 Clips: TypeAlias = "dict[int, int]"
 Table: TypeAlias = "list[tuple[str, Clips]]"
-"""The segments, oldest first: the name of each, and up to which seqno it still counts for vbuckets that were
-rolled back.
+"""The segments, oldest first: the name of each, and the seqno up to which it still counts for each vbucket
+that was rolled back.
 """
 
 
@@ -56,7 +55,7 @@ def read_json(files: Files, path: str) -> Any:
 
 
 def write_json(files: Files, path: str, content: Any) -> None:
-    """Replace a file by JSON with its checksum in front."""
+    """Replace a file with JSON, its checksum in front."""
     text = json.dumps(content, separators=(",", ":")).encode()
     files.replace(path, b"%08x %s\n" % (zlib.crc32(text), text))
 
@@ -69,12 +68,12 @@ class ManifestFile:
         """The state at the end of the newest log that is sealed."""
         self.is_durable = True
         self.removes_later = False
-        """Files are only removed by the jobs of `begin_removal`, which somebody asks for."""
+        """Files are removed only by the jobs of `begin_removal`."""
         self._files = files
         self._directory = directory
         self._path = f"{directory}/{MANIFEST}"
         self._table: Table = []
-        self._retired: dict[str, None] = {}  # always in the same order
+        self._retired: dict[str, None] = {}  # a set that keeps its order
         self._lock = threading.Lock()
 
     def read(self) -> Table:
@@ -89,7 +88,7 @@ class ManifestFile:
     ) -> None:
         """Replace the file by what ``edit`` makes of what it says now; an OSError leaves it as it is.
 
-        ``then`` is called when the change counts, before somebody else can make the next one.
+        ``then`` is called when the change counts, before anyone can make the next one.
         """
         with self._lock:
             base, table = edit(self.base, self._table)
@@ -98,7 +97,7 @@ class ManifestFile:
                 write_json(self._files, self._path, content)
                 self.is_durable = True
             except NotDurable:
-                # It counts from now on. But the old one may come back, so what that one names must stay.
+                # The new file counts from now on, but the old one may come back: what it names must stay.
                 self.is_durable = False
             self.base, self._table = base, table
             if then is not None:
@@ -106,7 +105,7 @@ class ManifestFile:
 
     def retire(self, paths: Iterable[str]) -> None:
         """Nothing needs these files once the newest manifest is durable. Those that can't be removed then are
-        removed when the bucket is opened again.
+        removed when the bucket is next opened.
         """
         self._retired |= dict.fromkeys(paths)
         if not self.removes_later and (removal := self.begin_removal()) is not None:
@@ -125,7 +124,7 @@ class ManifestFile:
 
 
 class RemovalJob:
-    """Frees memory and removes files, which takes some milliseconds where there is a lot."""
+    """Frees memory and removes files, which takes milliseconds when there is a lot."""
 
     def __init__(
         self, files: Files, paths: list[str], leaving: list[Any], freed: Callable[[], None] | None
@@ -149,7 +148,7 @@ class RemovalJob:
 
 
 def _by_number(members: dict[str, T]) -> dict[int, T]:
-    """With numbers as keys; in JSON they are texts."""
+    """With numbers as keys; in JSON they are strings."""
     return {int(number): value for number, value in members.items()}
 
 
@@ -167,7 +166,7 @@ def with_clips(table: Table, clips: dict[str, Clips]) -> Table:
 
 
 def spliced(items: Sequence[T], known: Sequence[T], new: T | None, *, drop: bool) -> list[T]:
-    """A list with ``new`` right behind the last of those that are known, which are left out with ``drop``."""
+    """A list with ``new`` right behind the last of the ``known`` items, which ``drop`` leaves out."""
     place = max((items.index(item) for item in known), default=len(items) - 1) + 1
     head, tail = items[:place], items[place:]
     if drop:

@@ -1,9 +1,9 @@
-"""A merge in a process of its own: a large one takes nothing then from those who write and read meanwhile.
+"""A merge in a process of its own: a large one then takes nothing from writers and readers.
 
-A merge only reads sealed files and writes a new one. So the other process gets the plan, in which segments
-are named, and the new file, open: it can't write to anything else, not even if this process
-is killed and another one has opened the directory in the meantime and removed that file. It answers with what
-is lost, or with the error. If it can't be started, or dies, the merge happens here.
+A merge only reads sealed files and writes a new one. So the other process gets the plan, which names the
+segments, and the new file, open: it can't write to anything else, even if this process is killed and another
+one opens the directory and removes that file. It answers with what is lost, or with the error. If it can't be
+started, or dies, the merge runs here.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class _Unpickler(pickle.Unpickler):
 def merge_in_a_process(
     plan: MergePlan, files: DiskFiles, file: DiskFile, number: int, go_on: Callable[[], None]
 ) -> dict[int, Losses]:
-    """`merge` into this empty file, which is whole and synced then. `go_on` may break it off."""
+    """`merge` into this empty file, which is whole and synced afterwards. `go_on` may stop it."""
     if getattr(sys, "frozen", False):
-        raise MergeProcessLost("no process for a merge: this program brings its own Python along")
+        raise MergeProcessLost("no process for a merge: this program is packaged with its own Python")
     if not hasattr(select, "poll"):
-        raise MergeProcessLost("no process for a merge: Windows hands no open file to another process")
+        raise MergeProcessLost("no process for a merge: Windows can't pass an open file to another process")
     order = io.BytesIO()
     pickle.dump((os.fspath(files.root.absolute()), file.path, file.fileno(), number), order)
     _Pickler(order).dump(plan)
@@ -78,7 +78,7 @@ def merge_in_a_process(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(file.fileno(),),
-            process_group=0,  # Ctrl-C is for this process; what is under way ends with it
+            process_group=0,  # Ctrl-C reaches only this process, which ends the other one
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         )
     except OSError as error:
@@ -109,14 +109,14 @@ def _answer(process: subprocess.Popen[bytes], order: bytes, go_on: Callable[[], 
 
 
 def _send(process: subprocess.Popen[bytes], order: bytes, go_on: Callable[[], None]) -> None:
-    """The order is larger than a pipe, and `communicate` sends nothing more once its time was over."""
+    """Send an order that is larger than a pipe: `communicate` sends nothing more after a timeout."""
     pipe, process.stdin = process.stdin, None
     assert pipe is not None
     os.set_blocking(pipe.fileno(), False)
     poll = select.poll()
     poll.register(pipe, select.POLLOUT)
     rest = memoryview(order)
-    with pipe, contextlib.suppress(BrokenPipeError):  # it is gone: what it answers says the rest
+    with pipe, contextlib.suppress(BrokenPipeError):  # the process is gone: its answer says why
         while rest:
             go_on()
             if poll.poll(_POLL_S * 1000):
@@ -124,12 +124,12 @@ def _send(process: subprocess.Popen[bytes], order: bytes, go_on: Callable[[], No
 
 
 def main() -> None:
-    """The other process."""
+    """Run the merge, in the other process."""
     parent = os.getppid()
 
     def go_on() -> None:
         if os.getppid() != parent:
-            raise SystemExit(1)  # nobody waits for it any more
+            raise SystemExit(1)  # nobody waits for the answer any more
 
     order = sys.stdin.buffer
     root, path, fd, number = pickle.load(order)

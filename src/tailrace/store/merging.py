@@ -1,7 +1,7 @@
 """What a merge does with the frames of segments: which stay, which are forgotten, and what is lost with them.
 
 The pieces of a vbucket are small while the bucket is young: a thousand vbuckets share each generation. So
-many vbuckets are read, sifted and written together; one that is large by itself goes through in parts.
+many vbuckets are read, sifted and written together; a large one is merged alone, in parts.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .snapshot import in_sorted
 __all__ = ["GROUP_BYTES", "Losses", "PiecePlan", "merge"]
 
 GROUP_BYTES = 1 << 20
-"""What is worked on at once: more would hold up other threads, less would cost more steps."""
+"""How much is worked on in one step: more would hold up other threads, less would take more steps."""
 
 _SMALL_GROUPS = 4
-"""A group of small vbuckets may be this many times as large: its steps are many and short."""
+"""A group of small vbuckets may be this many times larger, because its steps are many and short."""
 
 _NO_SEQNOS: Seqnos = np.empty(0, np.uint64)
 _Pairs = tuple[Seqnos, Seqnos]
@@ -44,17 +44,17 @@ class PiecePlan:
     pieces: tuple[SegmentPiece, ...]  # of the segments that are merged
     others: tuple[SegmentPiece, ...]  # of the segments that are not
     floor: int  # versions superseded up to here may go
-    floor_without_history: int  # ... and those of collections that do without, up to here
+    floor_without_history: int  # ... and those of collections without history, up to here
     deduplicated: Deduplicated
     sealed_seqno: int  # the newest change in any segment stays: a snapshot from disk ends with it
     complete_seqno: int  # tombstones from here on stay: a promotion goes back to this
     drops: list[tuple[int, int]]
-    purge: Compaction | None  # what was asked for
+    purge: Compaction | None  # the compaction that was asked for
     purge_time_s: int  # tombstones older than this go, up to `floor`
 
     @property
     def covers_oldest(self) -> bool:
-        """Whether there is nothing older than what is merged."""
+        """Whether nothing is older than what is merged."""
         return not any(other.first < self.pieces[0].first for other in self.others)
 
 
@@ -64,26 +64,26 @@ class Losses:
 
     floor: int = 0
     history_floor: int = 0
-    """The same, but for versions that no history should have."""
+    """The same, not counting versions that a history does without."""
     purge_seqno: int = 0
     rev: int = 0
     purged: list[tuple[bytes, int]] = field(default_factory=list)
 
     def raise_floors(self, seqno: int) -> None:
-        """What came before a seqno is not whole any more."""
+        """Note that the changes before a seqno are no longer complete."""
         self.floor = max(self.floor, seqno)
         self.history_floor = max(self.history_floor, seqno)
 
 
 def merge(plans: Iterable[PiecePlan], writer: SegmentWriter, go_on: Callable[[], None]) -> dict[int, Losses]:
-    """Write what is left of these vbuckets' pieces; what is lost, if anything. `go_on` may break it off."""
+    """Write what is left of these vbuckets' pieces; return what is lost by vbucket. `go_on` may stop it."""
     lost_by_vbucket: dict[int, Losses] = {}
     for group in _groups(plans):
         go_on()
         for sieve in _merge_alone(group[0], writer) if len(group) == 1 else _merge_together(group, writer):
             losses = sieve.losses
             if losses.purge_seqno:
-                # One above, so that the change with which a rolled back vbucket ends is there.
+                # One above, so that the change that a rolled back vbucket ends with is there.
                 losses.raise_floors(losses.purge_seqno + 1)
             if losses.floor:
                 lost_by_vbucket[sieve.plan.vbucket] = losses
@@ -91,7 +91,7 @@ def merge(plans: Iterable[PiecePlan], writer: SegmentWriter, go_on: Callable[[],
 
 
 def _groups(plans: Iterable[PiecePlan]) -> Iterator[list[PiecePlan]]:
-    """Vbuckets that are small together; a large one is alone."""
+    """Groups of small vbuckets; a large one is alone."""
     group: list[PiecePlan] = []
     size = 0
     for plan in plans:
@@ -157,9 +157,7 @@ def _merge_alone(plan: PiecePlan, writer: SegmentWriter) -> list[_Sieve]:
 
 
 def _parts(pieces: tuple[SegmentPiece, ...]) -> Iterator[list[Frames]]:
-    """The blocks of several pieces, about `GROUP_BYTES` at a time, so that small blocks don't cost a step
-    each.
-    """
+    """The blocks of several pieces, about `GROUP_BYTES` at a time: small blocks don't cost a step each."""
     part: list[Frames] = []
     size = 0
     for piece in pieces:
@@ -221,7 +219,7 @@ class _Sieve:
         return keep
 
     def pairs_left(self) -> _Pairs:
-        """The pairs that somebody may still ask for."""
+        """The pairs that may still be needed."""
         news, olds = self._own
         needed = news > self._floor
         if not self.plan.covers_oldest:
@@ -230,7 +228,7 @@ class _Sieve:
 
 
 def _superseded(news: Seqnos, olds: Seqnos, which: Mask) -> _Pairs:
-    """The versions of some pairs, rising, and what superseded each."""
+    """The superseded versions of some pairs, ascending, and what superseded each."""
     olds = olds[which]
     by_old = np.argsort(olds)
     return olds[by_old], news[which][by_old]
@@ -241,12 +239,12 @@ def _joined(pairs: list[_Pairs]) -> _Pairs:
 
 
 def _tombstones_to_purge(plan: PiecePlan, blocks: Iterable[_Frames], losses: Losses) -> Seqnos:
-    """The tombstones that go, rising. Also notes their keys, so that the index can forget them."""
+    """The tombstones to purge, ascending. Also notes their keys, so that the index can forget them."""
     asked = plan.purge
     going = []
     for frames in blocks:
         places = np.flatnonzero(frames.traits & (TOMBSTONE | SYSTEM))
-        # Aborts are forgotten as tombstones are; whoever has the prepare and not the abort must begin anew.
+        # Aborts are forgotten as tombstones are; a copy with the prepare but not the abort must start over.
         opcodes = frames.data[frames.offsets[places] + OPCODE_AT]
         places = places[(frames.traits[places] & TOMBSTONE != 0) | (opcodes == DcpOpcode.ABORT)]
         if not len(places):

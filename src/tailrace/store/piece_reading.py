@@ -1,8 +1,8 @@
 """Reading many small pieces of segments together, for a merge.
 
-While a bucket is young each generation has some dozens of frames of each of a thousand vbuckets. What lies
-side by side in a file is read at once, every block is checked, and after that nothing is done for each block
-or frame: the columns of all of them are worked out together. The frames stay where they were read until it is
+While a bucket is young, each generation has a few dozen frames of each of a thousand vbuckets. What lies side
+by side in a file is read in one go and every block is checked. After that nothing is done block by block or
+frame by frame: the columns of all are worked out together. The frames stay where they were read until it is
 known which of them are wanted.
 """
 
@@ -25,7 +25,7 @@ _EVERY_SEQNO = (1 << 64) - 1
 
 
 class Scattered(NamedTuple):
-    """Frames that lie anywhere in a buffer, with their columns."""
+    """Frames anywhere in a buffer, with their columns."""
 
     data: Bytes
     offsets: Offsets
@@ -53,17 +53,17 @@ class Scattered(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """Frames and pairs of several pieces, one piece behind the other."""
+    """Frames and pairs of several pieces, one piece after the other."""
 
     frames: Scattered
     stops: Offsets  # where the frames of each piece end
     news: Seqnos
     olds: Seqnos
-    pair_stops: Offsets  # where its pairs end
+    pair_stops: Offsets  # where the pairs of each piece end
 
 
 class _Columns:
-    """Where the columns of some parts of the buffer are; each part has a number of elements."""
+    """Where the columns of some parts of a buffer are; `counts` has the number of elements of each part."""
 
     def __init__(self, starts: list[int], counts: list[int]) -> None:
         self.starts, self.counts = np.array(starts, np.int64), np.array(counts, np.int64)
@@ -74,14 +74,14 @@ class _Columns:
         return np.repeat(values, self.counts)
 
     def at(self, skipped: int, words: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """A column before which each element of its part has this many bytes."""
+        """A column; in each part it comes after columns of this many bytes per element."""
         starts = (self.starts + skipped * self.counts) // words.itemsize
         column: npt.NDArray[Any] = words[self.spread(starts) + self.places]
         return column
 
 
 def gather(pieces: Sequence[SegmentPiece]) -> Gathered:
-    """Everything of some pieces, if it is what was written."""
+    """All frames and pairs of some pieces; StoreCorrupt if they are not what was written."""
     blocks = [piece.place if piece.count else (0, 0) for piece in pieces]
     pairs = [piece.pairs_place for piece in pieces]
     data, block_starts, pair_starts = _read(pieces, blocks, pairs)
@@ -103,7 +103,7 @@ def gather(pieces: Sequence[SegmentPiece]) -> Gathered:
     words, halves = data.view("<u8"), data.view("<u4")
     table = _Columns(starts, counts)
     lengths = table.at(8, halves)
-    before = np.cumsum(lengths, dtype=np.int64) - lengths  # if they lay back to back
+    before = np.cumsum(lengths, dtype=np.int64) - lengths  # as if they lay back to back
     offsets = before + table.spread(np.array(frame_starts, np.int64) - np.cumsum([0, *frame_bytes])[:-1])
     frames = Scattered(data, offsets, table.at(0, words), lengths, table.at(12, halves), table.at(16, data))
     frame_stops = np.append(0, np.cumsum(table.counts))[stops]
@@ -116,14 +116,14 @@ def gather(pieces: Sequence[SegmentPiece]) -> Gathered:
 def _read(
     pieces: Sequence[SegmentPiece], blocks: list[tuple[int, int]], pairs: list[tuple[int, int]]
 ) -> tuple[Bytes, list[int], list[int]]:
-    """A buffer with the blocks and the pairs of some pieces, which are at these places (offset and size) of
-    their files; and where each of them is in it.
+    """Read the blocks and pairs of some pieces, given by offset and size in their files, into one buffer;
+    also returns where each of them starts there.
     """
     by_segment: dict[Segment, list[int]] = {}
     for number, piece in enumerate(pieces):
         by_segment.setdefault(piece.segment, []).append(number)
     block_starts, pair_starts = [0] * len(pieces), [0] * len(pieces)
-    runs: list[tuple[File, int, int]] = []  # of what lies side by side: the file, from where, to where
+    runs: list[tuple[File, int, int]] = []  # what lies side by side: file, offset in it, and in the buffer
     at = 0
     for segment, own in by_segment.items():
         for places, starts in ((blocks, block_starts), (pairs, pair_starts)):
@@ -144,7 +144,7 @@ def _read(
 
 
 def _clipped(pieces: Sequence[SegmentPiece], gathered: Gathered) -> Gathered:
-    """Without what rollbacks have taken."""
+    """What is left without what rollbacks have removed."""
     if all(piece.clip is None for piece in pieces):
         return gathered
     clips = np.array([_EVERY_SEQNO if piece.clip is None else piece.clip for piece in pieces], np.uint64)

@@ -1,11 +1,11 @@
 """Durable writes in a vbucket: prepares, commits and aborts.
 
 A durable write is first *prepared*: a change with a seqno of its own, which streams to copies that ask for it
-and which nobody reads. When it is decided it is *committed*, and then a plain change of the document with the
-next seqno, or *aborted*. An undecided prepare keeps other writes from its key (`locks`). It is superseded by
-what decides it, and by nothing else, so no compaction drops it before.
+and which nobody reads. Then it is either *committed*, which makes a plain change of the document with the
+next seqno, or *aborted*. An undecided prepare keeps other writes from its key (`locks`). Only what decides it
+supersedes it, so no compaction drops it before.
 
-Whoever decides is not here: see `server.durability`. Why it is stored like this:
+The decisions are made in `server.durability`. Why prepares are stored like this:
 docs/decisions/0022-prepares-are-changes.md.
 """
 
@@ -42,7 +42,7 @@ from .vbucket_history import History, Unseen
 __all__ = ["PreparingHistory"]
 
 _MAX_UNDECIDED = 10_000
-"""Of a vbucket. Each has a client that waits, or is left from one that did."""
+"""Per vbucket. Each has a client that waits for it, or did."""
 
 _PREPARE = int(DcpOpcode.PREPARE)
 
@@ -105,7 +105,7 @@ class PreparingHistory(History):
             raise DocumentRefused(Status.ETMPFAIL, "too many durable writes are undecided")
         newest = newest_seqno(self.load_index().get(key, 0))
         if newest > self._checkpoints.open_start and any(newest in tail.decisions for tail in self.tails()):
-            # Its commit must not be folded away, so what comes now is in another snapshot.
+            # The key's last commit must not be folded away, so this prepare goes into another snapshot.
             self.close_checkpoint()
         seqno = self.high_seqno + 1
         body = PREPARE_EXTRAS + len(key) + len(value)
@@ -149,7 +149,7 @@ class PreparingHistory(History):
         return committed(frame, seqno)
 
     def _decide(self, key: bytes, seqno: int) -> None:
-        """The document's change with this seqno, which comes next, is what an undecided prepare led to."""
+        """The next change of this key, with this seqno, decides its prepare if there is one."""
         prepare = self._locks.prepare(key)
         if prepare is not None:
             self._tail.decisions[seqno] = prepare.seqno
@@ -165,7 +165,7 @@ class PreparingHistory(History):
         key = frame_key(frame)
         before = self._locks.prepare(key)
         if frame[OPCODE_AT] != _PREPARE:
-            # from a disk an abort may come without its prepare
+            # from disk, an abort may come without its prepare
             time_s, cas = StoredDocument.of(frame).expiry, self._queue.clock.next()
             frame = aborted(self.id, key, seqno, rev_of(frame), time_s, cas)
         self._append(frame, seqno, SYSTEM, 0 if before is None else before.seqno << NOTE_SHIFT)
@@ -192,7 +192,7 @@ class PreparingHistory(History):
             self._locks.add_prepare(StoredPrepare.of(frame))
 
     def _forget_dropped(self) -> None:
-        """Prepares are gone with their collection."""
+        """Forget prepares whose collection was dropped."""
         dropped = {collection: seqno for seqno, collection in self.drops}
         for prepare in self.undecided:
             if prepare.seqno < dropped.get(collection_of(prepare.key), 0):
@@ -213,7 +213,7 @@ class PreparingHistory(History):
             self._find_unseen()
 
     def _find_unseen(self) -> None:
-        """Which prepares are undecided, and what is the last change that is not unseen: from the changes."""
+        """Work out from the changes which prepares are undecided, and the last change that is visible."""
         frames: dict[int, bytes] = {}
         decided: set[int] = set()
         last_seen = last_unseen = 0
@@ -266,5 +266,5 @@ class PreparingHistory(History):
             self._unseen = Unseen(*meta["unseen"])
             for number in meta["prepares"]:
                 frame = self.frame_at(number)
-                if frame is not None:  # otherwise it is lost, as somebody has accepted
+                if frame is not None:  # otherwise it is an accepted loss
                     self._locks.add_prepare(StoredPrepare.of(frame))

@@ -55,7 +55,7 @@ def _check_numbers(frame: bytes, traits: int) -> None:
 
 
 class ReceivedHistory(PreparingHistory):
-    """A vbucket's history, as far as others decide what is in it."""
+    """A vbucket's history, as far as others decide its contents."""
 
     __slots__ = ()
 
@@ -159,7 +159,7 @@ class ReceivedHistory(PreparingHistory):
         self.end_snapshot()
 
     def _take_purge(self) -> None:
-        """Something of the snapshot is here: what was purged before it is missing here, too."""
+        """Some of the snapshot is here, so what was purged before it is missing here, too."""
         self.forgotten.purge_seqno = max(self.forgotten.purge_seqno, self._received.announced_purge)
 
     def _needed_seqno(self) -> int:

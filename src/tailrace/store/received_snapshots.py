@@ -13,23 +13,23 @@ _MAX_FOLDED = 16
 
 
 class ReceivedSnapshots:
-    """Where a replica's snapshots begin and end, as far as somebody may still ask."""
+    """Where a replica's snapshots begin and end, as far as it still matters."""
 
     __slots__ = ("announced_purge", "folded", "has_gaps", "has_history", "lacks_up_to", "newest", "on_disk")
 
     def __init__(self, seqno: int = 0) -> None:
         self.newest = self.on_disk = ReceivedRange(seqno, seqno)  # ... as a restart would find it
         self.announced_purge = 0  # of the newest, if nothing of it is here yet
-        self.has_gaps = True  # what is here of the newest; unknown (True) after a restart
+        self.has_gaps = True  # in what is here of the newest; unknown (True) after a restart
         self.has_history = False  # the newest lacks no version that a history should have
         self.folded: list[ReceivedRange] = []  # those with gaps, rising
-        self.lacks_up_to = 0  # a history's versions, of snapshots that are complete
+        self.lacks_up_to = 0  # versions that a history should have, in complete snapshots
 
     def around(self, seqno: int) -> ReceivedRange:
-        """The snapshot inside which a seqno lies, where older versions were folded away by whoever sent it;
-        inside of none it is a range by itself.
+        """The snapshot that a seqno lies inside of and whose sender folded older versions away; if there is
+        none, the seqno as a range by itself.
 
-        In such a snapshot there is no state between its start and its end that the vbucket really had.
+        Between the start and the end of such a snapshot there is no state that the vbucket really had.
         """
         for folded in self.folded:
             if folded.start < seqno < folded.end:
@@ -37,35 +37,35 @@ class ReceivedSnapshots:
         return ReceivedRange(seqno, seqno)
 
     def folded_up_to(self, high_seqno: int) -> int:
-        """Up to here versions are missing that whoever sent the snapshots had folded away, and that a history
-        should have; 0 if none are.
+        """Up to here, versions are missing that a history should have, because the sender folded them away;
+        0 if none are.
         """
         if self.has_gaps and not self.has_history and high_seqno < self.newest.end:
             return self.newest.end
         return self.lacks_up_to
 
     def begin(self, complete: int, high_seqno: int, end: int, purge_seqno: int, *, history: bool) -> None:
-        """A snapshot is announced when everything up to ``complete`` can be trusted. With ``history``, all
-        that is missing in it are versions of collections that do without.
+        """Note an announced snapshot; everything up to ``complete`` can be trusted. With ``history``, it
+        lacks only versions in collections without history.
         """
         if complete == high_seqno:
             self.has_gaps, self.has_history = False, history
         else:
             self.has_history &= history
-            # A snapshot that is taken up again may be cut shorter than it was announced at first. What is
-            # here of it was folded up to the first end.
+            # A resumed snapshot may be shorter than it was announced at first, but what is here of it was
+            # folded up to the first end.
             end = max(end, self.newest.end)
         self.newest = ReceivedRange(complete, end)
         self.announced_purge = purge_seqno
 
     def end(self, complete: int, high_seqno: int, needed: int) -> None:
-        """No more comes of the newest."""
+        """Nothing more comes of the newest snapshot."""
         self.newest = ReceivedRange(complete, high_seqno)
         if complete < high_seqno:
             self.note_folded(needed)
 
     def note_folded(self, needed: int) -> None:
-        """The newest is complete; if it has gaps, that is remembered. Nobody asks for a state before
+        """Remember the newest snapshot, which is complete, if it has gaps. Nobody asks for a state before
         ``needed``.
         """
         if not self.has_gaps:

@@ -2,8 +2,8 @@
 
 Only what is not sealed is read in full, so opening costs the same for a thousand documents and for a million.
 A log's last batch may be torn by a crash, if it is the newest log and the SYNCED file does not say that the
-batch was durable; anything else that does not fit is StoreCorrupt, or a loss that somebody accepts (see
-`losses`). Nothing is changed on disk before everything has been read.
+batch was durable; anything else that does not fit is StoreCorrupt, or an accepted loss (see `losses`).
+Nothing is changed on disk before everything has been read.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ MAX_LOGS = 16
 
 
 def recover(bucket: EngineBucket, policy: LossPolicy, *, has_marks: bool) -> bool:
-    """Bring a bucket to where its files say it was; whether it was stopped cleanly and nothing is lost.
+    """Bring a bucket to where its files say it was; return whether it was stopped cleanly and nothing is
+    lost.
 
-    What is missing or damaged goes to the policy. ``has_marks`` says that there must be a SYNCED file: stores
-    of older formats have none.
+    What is missing or damaged is reported to the policy. With ``has_marks`` there must be a SYNCED file:
+    stores of older formats have none.
     """
     table = bucket.sealed.manifest_file.read()
     base = bucket.sealed.manifest_file.base
@@ -95,7 +96,7 @@ def _open_segment(bucket: EngineBucket, name: str, policy: LossPolicy) -> Segmen
 
 
 def _read_logs(bucket: EngineBucket, policy: LossPolicy) -> tuple[bool, _LogsEnd]:
-    """Do again what the logs that are not sealed say; whether the last of it was a clean stop."""
+    """Replay the logs that are not sealed; whether they end with a clean stop, and where they end."""
     base = bucket.sealed.manifest_file.base
     clean = bool(base["clean"])
     end = _LogsEnd(base["sealed_log"], 0, base["next_batch"])
@@ -127,7 +128,7 @@ def _read_logs(bucket: EngineBucket, policy: LossPolicy) -> tuple[bool, _LogsEnd
 
 
 def _check_mark(bucket: EngineBucket, policy: LossPolicy, end: _LogsEnd, *, has_marks: bool) -> None:
-    """Whether everything was read that was ever durable, as far as the SYNCED file tells."""
+    """Check against the SYNCED file that everything that was durable has been read."""
     synced = bucket.journal.synced
     try:
         mark = synced.read()
@@ -181,7 +182,7 @@ def _log_chain(bucket: EngineBucket, sealed_log: int, policy: LossPolicy) -> lis
 
 
 def _replay(bucket: EngineBucket, batch: Batch) -> None:
-    """Do again what was done when the batch was written: a rollback, changes, then what holds after them."""
+    """Redo what was done when the batch was written: a rollback, changes, then what holds after them."""
     meta = batch.meta
     metas: dict[str, dict[str, Any]] = meta.get("vbuckets", {})
     for number, fields in metas.items():
@@ -190,7 +191,7 @@ def _replay(bucket: EngineBucket, batch: Batch) -> None:
     for number, seqno in meta.get("rollback", {}).items():
         vbucket = bucket.vbuckets[int(number)]
         if vbucket is not None:
-            # With persistence stopped it may have gone back to a change that was never written.
+            # With persistence stopped, the rollback may have gone to a change that was never written.
             bucket.drop_after(vbucket, min(seqno, vbucket.high_seqno))
     for where, (frames, notes) in _by_vbucket(batch).items():
         vbucket = bucket.vbuckets[where] if where < len(bucket.vbuckets) else None
@@ -225,7 +226,7 @@ def _by_vbucket(batch: Batch) -> dict[int, tuple[list[bytes], list[int]]]:
 
 
 def _remove_leftovers(bucket: EngineBucket, logs: set[int]) -> None:
-    """Files of work that was broken off, or that were replaced and not yet removed; nobody else's."""
+    """Remove files of interrupted work, and files that were replaced but not removed; nobody else's."""
     keep = {MANIFEST, SYNCED, *map(log_name, logs), *(segment_name(s.number) for s in bucket.segments)}
     for name in bucket.sealed.files.names(bucket.sealed.directory):
         is_ours = log_number(name) is not None or segment_number(name) is not None or name.endswith(".new")

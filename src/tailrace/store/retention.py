@@ -21,16 +21,16 @@ __all__ = ["Retention"]
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What of a vbucket's sealed changes is retained at a moment."""
+    """Which of a vbucket's sealed changes are retained at a moment."""
 
     max_bytes: int
     """Of its newest changes; 0: any size."""
     oldest_cas: int
-    """Changes with a lower one are too old; 0: none is."""
+    """Changes with a lower CAS are too old; 0: none are."""
 
     def floor(self, pieces: Sequence[SegmentPiece]) -> int:
-        """The newest change that need not be retained, of pieces in the order of their seqnos; 0 if all
-        are.
+        """The newest seqno that need not be retained, in pieces in the order of their seqnos; 0 if there is
+        none.
         """
         with_frames = [piece for piece in pieces if piece.count]
         return max(self._by_size(with_frames), self._by_age(with_frames))
@@ -52,7 +52,7 @@ class Retention:
             return 0
         for piece in reversed(pieces):
             seqnos = piece.columns.seqnos[: piece.count]
-            # a clock that only rises made them, but for what came from elsewhere: near enough
+            # a clock that only rises made them, except those from elsewhere: near enough
             recent = bisect_left(
                 range(len(seqnos)), self.oldest_cas, key=lambda at: self._cas(piece, seqnos[at])
             )

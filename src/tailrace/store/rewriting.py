@@ -23,8 +23,8 @@ _NO_SEQNOS = np.empty(0, np.uint64)
 def rewrite_what_is_left(bucket: EngineBucket) -> None:
     """Put the newest version of each document into one new segment, after a segment was lost.
 
-    The lost one also knew which changes superseded which, so the others together would show a document in
-    two versions. Everything must be sealed. Older versions go: no state between is whole.
+    The lost one also knew which changes superseded which, so the others together would show some documents
+    in two versions. Everything must be sealed. Older versions go: no earlier state is complete.
     """
     number = bucket.sealed.take_number()
 

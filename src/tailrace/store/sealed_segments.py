@@ -26,12 +26,12 @@ class SealedSegments:
         self.epoch = 0  # rises whenever `segments` or a clip changes
         self.manifest_file = ManifestFile(files, directory)
         self.next_number = 1
-        self.is_incomplete = False  # one was lost, until what is left is written anew
+        self.is_incomplete = False  # a segment was lost, and what is left is not yet rewritten
         self.untaken_losses: dict[int, Losses] = {}
-        """Of a merge that the manifest file knows and the vbuckets don't yet."""
+        """Of a merge that the manifest file knows about and the vbuckets don't yet."""
         self.retained = 0
         """Superseded frames that the last merge of everything left."""
-        self._droppable = (-1, 0)  # since which epoch, and how many
+        self._droppable = (-1, 0)  # the epoch when they were counted, and how many
 
     def __len__(self) -> int:
         return len(self.segments)
@@ -67,13 +67,15 @@ class SealedSegments:
             self.files.unlink(f"{self.directory}/{segment_name(number)}")
 
     def replace(self, merged: list[Segment], new: Segment | None, *, drop: bool) -> None:
-        """A new segment has what is in others, or in their stead; or what was in memory."""
+        """Put a new segment behind those that were merged into it, or with ``drop`` in their place; without
+        any merged, behind all.
+        """
         self.segments = spliced(self.segments, merged, new, drop=drop)
         self.epoch += 1
         self.manifest_file.retire(segment.path for segment in merged if drop)
 
     def remove_logs(self, up_to: int) -> None:
-        """Logs whose changes are sealed."""
+        """Remove the logs up to this number: their changes are sealed."""
         numbers = ((name, log_number(name)) for name in self.files.names(self.directory))
         self.manifest_file.retire(
             f"{self.directory}/{name}" for name, number in numbers if number is not None and number <= up_to
@@ -82,13 +84,13 @@ class SealedSegments:
     # Rollbacks.
 
     def clip(self, vbucket: int, seqno: int) -> None:
-        """What the segments have of a vbucket counts up to a seqno."""
+        """What the segments have of a vbucket counts only up to a seqno."""
         for segment in self.segments:
             segment.clip(vbucket, seqno)
         self.epoch += 1
 
     def clips(self) -> list[dict[int, int]]:
-        """As they are now, for `set_clips`."""
+        """The clips as they are now, for `set_clips`."""
         return [dict(segment.clips) for segment in self.segments]
 
     def set_clips(self, clips: list[dict[int, int]]) -> None:
@@ -105,7 +107,7 @@ class SealedSegments:
 
     def droppable(self, vbucket_count: int, history_changes: int) -> int:
         """About how many frames a merge of everything would drop: superseded ones beyond the history, and
-        clipped ones. Asked for after each commit.
+        clipped ones. Called after each commit.
         """
         if self._droppable[0] != self.epoch:
             self._droppable = self.epoch, self._count_droppable(vbucket_count, history_changes)

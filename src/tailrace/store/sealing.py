@@ -1,6 +1,6 @@
-"""A bucket's files and memory: what is grown in memory is sealed into segments, and segments are merged.
+"""A bucket's files and memory: what has grown in memory is sealed into segments, and segments are merged.
 
-One generation is sealed at a time; at the same time some segments may be merged.
+One generation is sealed at a time; meanwhile some segments may be merged.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ __all__ = ["SealedStore"]
 
 
 _WORTH_SEALING_BYTES = 4 << 20
-"""Less may stay in memory, and in its log, while nobody writes."""
+"""Less than this may stay in memory, and in its log, while nobody writes."""
 
 
 @dataclass(slots=True)
 class _Jobs:
-    """What is under way, one of each kind."""
+    """The jobs under way, at most one of each kind."""
 
     commit: CommitJob | None = None
     sealing: SealJob | None = None
     merging: MergeJob | None = None
-    is_closed: bool = False  # none begins any more
-    seal_failed: bool = False  # the last seal did
-    sealed_alone: bool = False  # nothing was merged beside it, nor since
+    is_closed: bool = False  # no job may begin any more
+    seal_failed: bool = False  # at the last attempt
+    sealed_alone: bool = False  # nothing was merged during the last seal, nor since
 
     def settle(self) -> None:
-        """Nothing is under way on other threads afterwards. Merging that nobody asked for is broken off."""
+        """Complete what is under way on other threads. A merge that nobody asked for is cancelled."""
         if self.commit is not None:
             self.commit.settle()
         if self.merging is not None:
@@ -76,7 +76,7 @@ class SealedStore:
         self._jobs = _Jobs()
 
     def flush(self) -> None:
-        """Commit everything that is queued; a bucket knows how."""
+        """Commit everything that is queued; the bucket implements it."""
         raise NotImplementedError
 
     @property
@@ -118,11 +118,11 @@ class SealedStore:
         self.journal.rotate()
 
     def forget_memory(self, room: int = 0) -> None:
-        """Sealed changes leave memory, the oldest first, until no more than this is left."""
+        """Drop sealed changes from memory, oldest first, until no more than ``room`` bytes are left."""
         self.generations.forget(room, self, later=self.sealed.manifest_file.removes_later)
 
     def rest(self) -> None:
-        """Nobody writes: what is in memory only for the sake of speed leaves it."""
+        """Nobody writes: drop what is in memory only for speed."""
         if self._jobs.is_closed or self.queue.memory_bytes == 0:
             return
         if self.generations.growing_bytes >= _WORTH_SEALING_BYTES:
@@ -137,7 +137,7 @@ class SealedStore:
             return None
         if jobs.seal_failed:
             # There may be room for a seal or a merge, but not for both: no merge begins beside the next
-            # attempt to seal. But merging may make room, so it has its turn after an attempt that was alone.
+            # attempt to seal. But merging may make room, so it goes next after a seal that was tried alone.
             merge = self._begin_merge() if jobs.sealing is None and jobs.sealed_alone else None
             return merge or self._begin_seal()
         return self._begin_seal() or self._begin_merge()
@@ -192,7 +192,7 @@ class SealedStore:
             job.finish()
 
     def maintained(self, job: BaseJob, *, failed: bool = False) -> None:
-        """A job has come to its end."""
+        """A job has ended."""
         if job is self._jobs.merging:
             self._jobs.merging = None
         else:

@@ -1,9 +1,9 @@
 """Sealed segments: the frames of many vbuckets, sorted by (vbucket, seqno), never changed again.
 
-A vbucket's frames are a *piece* of the segment: blocks of about 1.5 MiB one behind the other, each with its
+A vbucket's frames are a *piece* of the segment: blocks of about 1.5 MiB one after the other, each with its
 own columns and checksums, so that a scan reads a block at a time and needs nothing else. The pieces of a
 vbucket in different segments have ranges of seqnos that don't overlap. A rollback *clips* pieces: what lies
-behind is no longer there, until compaction drops it from the file.
+behind no longer counts, and the next compaction drops it from the file.
 
 Besides its frames a piece has *pairs* (new, old): the change `new` superseded the change `old`. What was
 current at seqno E is every frame up to E without those that are the `old` of a pair with `new` <= E.
@@ -43,8 +43,8 @@ __all__ = ["Block", "Frames", "Segment", "SegmentPiece", "pieces_of", "segment_n
 
 PREFIX = "segment-"
 READ_BYTES = CHUNK_BYTES + CHUNK_BYTES // 8
-"""Pieces up to this, which is a block with its columns, are read at once. All of it stays in memory while
-a part of it is to be sent, so a reader that stalls must not have more than that.
+"""Pieces up to this, which is a block with its columns, are read whole. All of a piece stays in memory while
+any of it is still to be sent, so a reader that stalls must not hold more than that.
 """
 
 Seqnos = npt.NDArray[np.uint64]
@@ -77,9 +77,7 @@ class Frames(NamedTuple):
     def offsets(self) -> Offsets:
         """Where each frame starts."""
         before = np.zeros(len(self.lengths), np.int64)
-        before[1:] = self.lengths[
-            :-1
-        ]  # converted before the step below, which takes half as long again with two types
+        before[1:] = self.lengths[:-1]  # converted here: with two types, the next step would be slower
         return np.add.accumulate(before)
 
     def cut(self, start: int, stop: int) -> Frames:
@@ -93,7 +91,7 @@ class Frames(NamedTuple):
         )
 
     def split(self, stops: Offsets) -> list[Frames]:
-        """The frames up to each of these (rising) places, without copying them."""
+        """The frames up to each of these (ascending) places, without copying them."""
         ends = np.zeros(len(self.lengths) + 1, np.int64)
         np.cumsum(self.lengths, out=ends[1:])
         edges, places = [0, *ends[stops].tolist()], [0, *stops.tolist()]
@@ -167,12 +165,12 @@ class Segment:
         self.clips: dict[int, int] = {}
         self._rows = {vbucket: row for row, vbucket in enumerate(self.directory["vbucket"].tolist())}
         self._pieces: WeakValueDictionary[int, SegmentPiece] = WeakValueDictionary()
-        """Those that somebody has. They refer to the segment: if it referred to them too, it would stay when
-        it is replaced, with its file and the file's place on the disk, until the garbage collector runs.
+        """The pieces in use. They refer to the segment: if it referred to them too, it would stay after it is
+        replaced, with its file and the file's place on the disk, until the garbage collector runs.
         """
         self._gone: set[int] = set()
-        """The vbuckets of which rollbacks have left nothing: nobody has a piece of those, and each look for
-        one would read the file.
+        """The vbuckets of which rollbacks have left nothing. They have no piece to remember, and making one
+        to find that out reads the file.
         """
 
     def corrupt(self, what: str) -> StoreCorrupt:
@@ -185,7 +183,7 @@ class Segment:
             self._pieces.pop(vbucket, None)
 
     def set_clips(self, clips: dict[int, int]) -> None:
-        """The clips as they were before a rollback that failed."""
+        """Replace the clips, for example with those before a rollback that failed."""
         self.clips = clips
         self._pieces.clear()
         self._gone.clear()
@@ -231,9 +229,9 @@ class BlockHead(NamedTuple):
 
 
 def _are_all_in(head: BlockHead, seqnos: Seqnos) -> bool:
-    """Whether all frames of a block are among sorted seqnos, which may name others that are gone."""
+    """Whether all frames of a block are among sorted seqnos, which may include some that are gone."""
     if head.last - head.first + 1 != head.frames:
-        return False  # with gaps it can't be said from its header
+        return False  # with gaps the header can't tell
     low, high = np.searchsorted(seqnos, np.array([head.first, head.last + 1], np.uint64))
     return int(high - low) == head.frames
 
@@ -289,7 +287,7 @@ class SegmentPiece:
 
     @property
     def columns(self) -> Columns:
-        """Where each frame is; kept, because gets come again."""
+        """Where each frame is; kept for the next get."""
         if self._columns is None:
             parts = []
             places = []
@@ -311,7 +309,7 @@ class SegmentPiece:
     def frame(self, seqno: int) -> bytes | None:
         """The frame with this seqno, if it is here."""
         columns = self._columns or self.columns
-        # Seqnos mostly follow each other without a gap, so the first guess is right.
+        # Seqnos mostly follow each other without a gap, so the first guess is mostly right.
         place = seqno - self.first
         if place >= self.count or columns.seqnos[place] != seqno:
             place = bisect_left(columns.seqnos, seqno, 0, self.count)
@@ -323,8 +321,8 @@ class SegmentPiece:
         return frame
 
     def blocks(self, after: int = 0, dead: Seqnos = _NONE) -> Iterator[Frames]:
-        """The frames after a seqno, block by block; each block is the caller's own memory. A block of a large
-        piece in which all are ``dead``, which is sorted, is not read: a document of 20 MiB that was written a
+        """The frames after a seqno, block by block; each block is the caller's own memory. Blocks of a large
+        piece that are all ``dead`` (sorted seqnos) are not read: a document of 20 MiB that was written a
         hundred times would take a second for nothing.
         """
         if after >= self.last:
@@ -334,16 +332,16 @@ class SegmentPiece:
         return self._read_by_block(after, dead)
 
     def _read_at_once(self, after: int) -> list[Frames]:
-        """All blocks of a small piece: mostly there is just one."""
+        """All blocks of a small piece: usually there is just one."""
         offset, length = self.place
         buffer = np.empty(length, np.uint8)
         self.segment.file.read_into(buffer.data, offset)
         return self.blocks_in(buffer, offset, after)
 
     def _read_by_block(self, after: int, dead: Seqnos) -> Iterator[Frames]:
-        """The blocks of a large piece. Nothing here holds on to one that was handed out: if the caller lets
-        go of it before it asks for the next, that is read into the same memory, which is still in the
-        processor's cache.
+        """The blocks of a large piece. Nothing here keeps a block that was handed out: if the caller releases
+        it before it asks for the next, that is read into the same memory, which is still in the processor's
+        cache.
         """
         file, (offset, length) = self.segment.file, self.place
         end = offset + length
@@ -366,7 +364,7 @@ class SegmentPiece:
             offset += size
 
     def blocks_in(self, buffer: Bytes, offset: int, after: int = 0) -> list[Frames]:
-        """The frames after a seqno, block by block, where the whole piece was read."""
+        """The frames after a seqno, block by block, in a buffer with the whole piece."""
         view, length = buffer.data, len(buffer)
         blocks = []
         at = 0
@@ -380,7 +378,7 @@ class SegmentPiece:
         return blocks
 
     def _frames(self, buffer: Bytes, offset: int, head: BlockHead, after: int) -> Frames:
-        """The frames of a block that were asked for, if the block is what was written."""
+        """The wanted frames of a block; StoreCorrupt if the block is not what was written."""
         count = head.frames
         frames = columns_of(buffer, BLOCK.size, count, self._data(buffer, offset, head))
         low = int(np.searchsorted(frames.seqnos, after, "right")) if head.first <= after else 0
@@ -388,7 +386,7 @@ class SegmentPiece:
         return frames.cut(low, high) if low or high < count else frames
 
     def _data(self, buffer: Bytes, offset: int, head: BlockHead) -> Bytes:
-        """The bytes of a block's frames, if all of the block is what was written."""
+        """The bytes of a block's frames; StoreCorrupt if any of the block is not what was written."""
         start = BLOCK.size + padded(head.frames * COLUMN_BYTES)
         data = buffer[start : start + head.frame_bytes]
         if self.segment.version > 1:
@@ -401,7 +399,7 @@ class SegmentPiece:
         return data
 
     def heads_in(self, buffer: Bytes, offset: int) -> Iterator[tuple[int, BlockHead]]:
-        """Place and header of each block where the whole piece was read, if it is what was written."""
+        """Place and header of each block in a buffer with the whole piece; StoreCorrupt if it is damaged."""
         view, length = buffer.data, len(buffer)
         at = 0
         while at < length:
@@ -416,7 +414,7 @@ class SegmentPiece:
         return self._pairs_in(self.segment.file.read(size, offset)) if size else (_NONE, _NONE)
 
     def check_pairs(self, data: Buffer) -> None:
-        """Whether the pairs that were read are what was written."""
+        """Raise StoreCorrupt if the pairs that were read are not what was written."""
         if len(data) and zlib.crc32(data) != self._pairs_crc:
             raise self.segment.corrupt(f"the pairs of vbucket {self.vbucket}")
 
@@ -426,7 +424,7 @@ class SegmentPiece:
         news = np.frombuffer(data, "<u8", count).astype(np.uint64, copy=False)
         olds = np.frombuffer(data, "<u8", count, 8 * count).astype(np.uint64, copy=False)
         if self.clip is not None:
-            left = news <= self.clip  # they need not rise: commits of prepares stand behind all others
+            left = news <= self.clip  # not always ascending: commits of prepares come after all others
             news, olds = news[left], olds[left]
         return news, olds
 
@@ -456,7 +454,7 @@ class SegmentPiece:
 
 
 def columns_of(buffer: Bytes, offset: int, count: int, data: Bytes = _NO_BYTES) -> Frames:
-    """The columns of a block, with the frames that they are about where these are at hand."""
+    """The columns of a block, with its frames if they are at hand."""
     return Frames(
         data,
         np.frombuffer(buffer, _U64, count, offset),

@@ -1,7 +1,7 @@
 """Writing a sealed segment: many vbuckets at a time, a few steps for each of them and none for each frame.
 
-A generation has some dozens of changes of each of a thousand vbuckets. What is written of them is worked out
-for many vbuckets at once, as columns; only the headers of blocks are made one by one.
+A generation has a few dozen changes of each of a thousand vbuckets. What to write is worked out for many
+vbuckets together, as columns; only the headers of blocks are made one by one.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ _PADDING = [bytes(-size % 8) for size in range(8)]
 
 
 class Pieces(NamedTuple):
-    """Frames and pairs of several vbuckets, one vbucket behind the other."""
+    """Frames and pairs of several vbuckets, one vbucket after the other."""
 
-    vbuckets: list[int]  # rising
+    vbuckets: list[int]  # ascending
     frames: Frames
     stops: list[int]  # where the frames of each vbucket end
     news: Seqnos
     olds: Seqnos
-    pair_stops: list[int]  # where its pairs end
+    pair_stops: list[int]  # where the pairs of each vbucket end
 
 
 @dataclass(slots=True)
 class _Entry:
-    """What the directory says of a vbucket, in its order."""
+    """What the directory says about a vbucket, in the order of its fields."""
 
     vbucket: int
     traits: int = 0
@@ -71,7 +71,7 @@ class _Entry:
     last: int = 0
 
 
-_row = attrgetter(*(field.name for field in fields(_Entry)))  # `astuple` copies deeply: fifty times as long
+_row = attrgetter(*(field.name for field in fields(_Entry)))  # `astuple` copies deeply: 50 times slower
 
 
 class SegmentWriter:
@@ -91,8 +91,8 @@ class SegmentWriter:
         self._put(SEGMENT.pack(SEGMENT_MAGIC, FORMAT_VERSION, number, 0))
 
     def add(self, pieces: Pieces) -> None:
-        """Append frames and pairs. The first vbucket may be the last one of the call before: then its piece
-        goes on, and its pairs come with the last call.
+        """Append frames and pairs. The first vbucket may be the last one of the previous call: then its piece
+        goes on, and its pairs come with the last call for it.
         """
         frames = pieces.frames
         ends = np.zeros(len(frames.lengths) + 1, np.int64)
@@ -118,8 +118,8 @@ class SegmentWriter:
     def _headers(
         self, frames: Frames, ends: Offsets, blocks: list[tuple[int, int, int]]
     ) -> Iterator[tuple[int, int, int, int, int, Buffer, Buffer]]:
-        """Traits, earliest expiry, frames, first and last seqno of each block; its header with the columns,
-        and its frames.
+        """Of each block: traits, earliest expiry, number of frames, first and last seqno; its header with the
+        columns, and its frames.
         """
         if not blocks:
             return
@@ -156,7 +156,7 @@ class SegmentWriter:
             data = frames.data[at:end]
             columns_crc = zlib.crc32(columns)
             if len(columns) + size <= CRC_BYTES:
-                sums = zlib.crc32(data.data, columns_crc), 0  # as `checksum` of both, and nothing is joined
+                sums = zlib.crc32(data.data, columns_crc), 0  # `checksum` of both, without joining them
             else:
                 sums = checksum(np.concatenate((np.frombuffer(columns, np.uint8), data)))
             head = BLOCK.pack(
@@ -246,13 +246,13 @@ class SegmentWriter:
         self._unsynced += self._pending
         self._pending = 0
         if self._unsynced >= SYNC_BYTES:
-            # Bit by bit, so that the log's next sync doesn't have to wait for all of this.
+            # In steps, so that the log's next sync doesn't have to wait for all of this.
             self._file.sync()
             self._unsynced = 0
 
 
 def full_blocks(lengths: npt.NDArray[np.uint32]) -> int:
-    """How many of these frames stand in blocks that are full; the others may be joined by more."""
+    """How many of these frames are in full blocks; more may join the others."""
     ends = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=ends[1:])
     starts = [start for start, _ in _blocks(ends, 0, len(lengths), int(ends[-1]))]
@@ -260,7 +260,7 @@ def full_blocks(lengths: npt.NDArray[np.uint32]) -> int:
 
 
 def _blocks(ends: Offsets, start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-    """Frames cut into blocks of about `CHUNK_BYTES`, or one larger frame."""
+    """Where to cut frames into blocks of about `CHUNK_BYTES`, or of one larger frame."""
     if size <= CHUNK_BYTES:
         if start < stop:
             yield start, stop

@@ -19,7 +19,7 @@ from .segment import Frames, SegmentPiece
 __all__ = ["DiskSnapshot", "MemorySnapshot", "superseded"]
 
 STREAM_TRAITS = 0x7F
-"""What a producer wants to know of a chunk: all but REPLACES."""
+"""What a producer wants to know about a chunk: all but REPLACES."""
 
 _PREPARE = int(DcpOpcode.PREPARE)
 _NO_SEQNOS = np.empty(0, np.uint64)
@@ -29,8 +29,8 @@ _FEW = 32
 def superseded(
     pieces: Sequence[SegmentPiece], after: int = 0, by_before: int | None = None
 ) -> npt.NDArray[np.uint64]:
-    """The seqnos of all changes after one that a later change in these pieces has superseded, sorted; only
-    those by a change before a seqno, if one is given.
+    """The sorted seqnos of all changes after a seqno that a later change in these pieces has superseded; with
+    ``by_before``, only by changes before that seqno.
     """
     pairs = [piece.pairs() for piece in pieces if piece.pair_count]
     if not pairs:
@@ -43,7 +43,7 @@ def superseded(
 
 
 def in_sorted(seqnos: npt.NDArray[np.uint64], among: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Which seqnos (rising) are among others (rising)."""
+    """Which seqnos are among others; both are ascending."""
     low = int(np.searchsorted(among, seqnos[0]))
     high = int(np.searchsorted(among, seqnos[-1], "right"))
     if low == high:
@@ -55,7 +55,7 @@ def in_sorted(seqnos: npt.NDArray[np.uint64], among: npt.NDArray[np.uint64]) -> 
 
 
 class MemorySnapshot:
-    """Changes that are in memory; it holds on to their frames until they are read."""
+    """Changes that are in memory; it keeps their frames until they are read."""
 
     in_memory = True
 
@@ -86,7 +86,7 @@ class MemorySnapshot:
             return None
         if self._lengths is None:
             self._lengths = np.fromiter(map(len, self._frames), np.int64, count)
-        lengths = self._lengths[at : at + max_bytes // HEADER_SIZE + 1]  # more can't go
+        lengths = self._lengths[at : at + max_bytes // HEADER_SIZE + 1]  # more can't fit
         ends = np.cumsum(lengths)
         if ends[-1] > max_bytes:
             fitting = max(int(np.searchsorted(ends, max_bytes, "right")), 1)
@@ -116,8 +116,8 @@ def fold(
     drops: Drops,
     only: Deduplicated | None = None,
 ) -> tuple[list[bytes], bytes]:
-    """Only the newest version of each key, of changes that stand in order; and their traits. With ``only``
-    every version of all others.
+    """Only the newest version of each key, from changes in order; and their traits. With ``only``, every
+    version of all other changes.
     """
     first = seqnos[0]
     if len(notes) < _FEW:  # most snapshots of a live stream are this short: not worth an array
@@ -135,7 +135,7 @@ def fold(
             if only and seqno in dead and only.has(frame, seqno, trait)
         }
     if dead and any(trait & SYSTEM for trait in traits):
-        # A copy that was not told of a prepare would not know what to make of its abort.
+        # A copy that never got a prepare could make nothing of its abort.
         dead -= {seqno for frame, seqno in zip(frames, seqnos, strict=True) if frame[OPCODE_AT] == _PREPARE}
     if not dead and not drops:
         return frames, traits
@@ -151,7 +151,7 @@ class DiskSnapshot:
     """What the sealed segments held when it was made, then (for a stream of what is on disk only) changes in
     memory.
 
-    It keeps the segments' files open, and no frames: each block is read when it is asked for.
+    It keeps the segments' files open, but no frames: each block is read when it is asked for.
     """
 
     in_memory = False
@@ -170,7 +170,7 @@ class DiskSnapshot:
         dead_where_deduplicated: npt.NDArray[np.uint64] = _NO_SEQNOS,
         deduplicated: Deduplicated = NOTHING_DEDUPLICATED,
     ) -> None:
-        """``dead`` are not read. Those that are dead where no history is kept are not read there."""
+        """``dead`` changes are left out; ``dead_where_deduplicated`` only where no history is kept."""
         self.start = after + 1
         self.end = end
         self.history_start = history_start
@@ -195,7 +195,7 @@ class DiskSnapshot:
                 del self._pieces[0]
                 continue
             if len(frames.data) > max_bytes and len(frames.seqnos) > 1:
-                # A smaller piece than a block was asked for. The rest is read again rather than held.
+                # Less than a block was asked for. The rest is read again rather than held.
                 ends = np.cumsum(frames.lengths, dtype=np.int64)
                 frames = frames.cut(0, max(int(np.searchsorted(ends, max_bytes, "right")), 1))
                 self._blocks = None
@@ -213,7 +213,7 @@ class DiskSnapshot:
                 if not len(frames.seqnos):
                     continue
                 last_seqno = frames.seqnos.item(-1)
-            if traits:  # of some of the piece
+            if traits:  # of some frames of the piece
                 traits &= int(np.bitwise_or.reduce(frames.traits))
             return Chunk(frames.data, frames.offsets, last_seqno, traits)
         return self._rest.read(max_bytes) if self._rest else None

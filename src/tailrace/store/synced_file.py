@@ -1,9 +1,10 @@
-"""The SYNCED file of a bucket: how far its newest log was durable, noted outside of that log.
+"""The SYNCED file of a bucket: how far its newest log was durable, noted outside that log.
 
-A log says how much of the one before it counts, and nothing says it of the newest: if that is gone, emptied
-or restored from an old copy, what is left looks like a store that was stopped earlier. So a mark is written
-after each commit. It is appended without a sync, which costs microseconds, and it may be lost in a power cut;
-what it says was durable before it was written, so it never claims too much. At a clean stop it is synced.
+A log says how much of the one before it counts, but nothing says that about the newest: if it is gone,
+emptied or restored from an old copy, what is left looks like a store that was stopped earlier. So a mark is
+written after each commit. It is appended without a sync, which costs microseconds, and it may be lost in a
+power cut; what it says was durable before it was written, so it never claims too much. At a clean stop it is
+synced.
 """
 
 from __future__ import annotations
