@@ -43,32 +43,32 @@ HandleHttp: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], C
 
 _BACKLOG = 1024
 _GATHERED_BYTES = 1 << 20
-"""What is gathered for one system call: backfills of small vbuckets go together."""
+"""How much is gathered for one system call: backfills of small vbuckets go together."""
 _WRITE_BYTES = 256 << 10
 """How much may wait in a transport before no more is handed to it."""
 _TURN_BYTES = 1 << 20
-"""What one connection sends in a turn, at most."""
+"""The most that one connection sends in a turn."""
 _SMALL = 16 << 10
 """Smaller parts are joined before they are written: one system call for many answers."""
 _DISK_CHECK_S = 10.0
 _HTTP_S = 10.0
-"""For a request over HTTP to come."""
+"""For an HTTP request to arrive."""
 _JOB_THREADS = 12
-"""At most; they are made when they are needed. A bucket commits, seals and merges at the same time, and no
+"""At most; they are started when needed. A bucket commits, seals and merges at the same time, and no
 commit should wait for another bucket's merge.
 """
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """A loop that can wait for plain sockets: on Windows that is not the usual one."""
+    """A loop that can wait for plain sockets: on Windows the default one can't."""
     return asyncio.SelectorEventLoop() if sys.platform == "win32" else asyncio.new_event_loop()
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets for an address, several where a name has several; port 0 takes a free one.
+    """Listening sockets for an address, several if a name has several; port 0 takes a free one.
 
-    Made with IPPROTO_TCP: asyncio sets TCP_NODELAY only on sockets that say so, and without it answers wait
-    for the peer's delayed acks; its transports are those of TLS and of the web.
+    Made with IPPROTO_TCP: asyncio, which serves TLS and the web, sets TCP_NODELAY only on sockets that say
+    so, and without it answers wait for the peer's delayed acks.
     """
     made: list[socket.socket] = []
     try:
@@ -161,11 +161,11 @@ class Server:
     # bytes held for peers, see `held_bytes`
 
     def count_unread(self, connection: ServerConnection, size: int) -> None:
-        """Set how many bytes of answers wait for a peer that takes no more for now; 0 if it goes on."""
+        """Set how many bytes of answers wait for a peer that takes no more for now; 0 when it does again."""
         self.unread.count(connection, size)
         while self.unread.total > self.node.settings.max_unread:
             total, slow = self.unread.total, self.unread.heaviest()
-            log.info(  # no more: a peer could fill the log with it
+            log.info(  # not a warning: a peer could fill the log with it
                 "%s takes none of its answers and is disconnected: %d bytes wait for all peers (max_unread)",
                 slow.peer,
                 total,
@@ -180,7 +180,7 @@ class Server:
         while self.unprocessed.total > self.node.settings.max_unprocessed:
             total, slow = self.unprocessed.total, self.unprocessed.heaviest()
             log.info(
-                "%s does not end its request and is disconnected: %d bytes of all peers' wait "
+                "%s does not finish its request and is disconnected: %d bytes of all peers' requests wait "
                 "(max_unprocessed)",
                 slow.peer,
                 total,
@@ -217,17 +217,17 @@ class Server:
     async def start_web(
         self, sockets: list[socket.socket], handle: HandleHttp, tls: ssl.SSLContext | None = None
     ) -> int:
-        """Serve page, JSON and metrics, over TLS if a context is given; the port."""
+        """Serve page, JSON and metrics, over TLS if a context is given; returns the port."""
         for listener in sockets:
             server = await asyncio.start_server(handle, sock=listener, limit=8 << 10, ssl=tls)
             self._servers.append(server)
         port: int = sockets[0].getsockname()[1]
-        if tls is None:  # configs announce it as a port of management without TLS
+        if tls is None:  # configs announce it as the management port without TLS
             self.node.address = replace(self.node.address, web_port=port)
         return port
 
     def watch_disk(self, directory: Path) -> None:
-        """Tell the node how full its disk is."""
+        """Let the node know how full its disk is."""
         checked_at, share = -_DISK_CHECK_S, 0.0
 
         def used_share() -> float:
@@ -255,7 +255,7 @@ class Server:
         self._arm()
 
     async def stop(self) -> None:
-        """A clean stop: no new connections, unfinished commands get their time, everything on disk."""
+        """A clean stop: no new connections, unfinished commands get some time, everything on disk."""
         await self.close_sockets()
         node = self.node
         deadline = node.clock.monotonic() + node.settings.drain_timeout
@@ -270,7 +270,7 @@ class Server:
         node.close()
 
     async def close_sockets(self) -> None:
-        """Accept nothing more, and call nobody."""
+        """Accept and make no more connections."""
         for task in self._tasks:
             task.cancel()
         loop = asyncio.get_running_loop()
@@ -310,7 +310,7 @@ class ServerConnection(asyncio.Protocol):
         self._session: Session | Upstream | None = None
         self._transport: asyncio.Transport | None = None
         self._full = False  # the transport wants no more for now
-        self._unprocessed = 0  # as it was counted last
+        self._unprocessed = 0  # as last counted
         self._reading = True
         self._pumping = False
         self._pump_due = False
@@ -377,7 +377,7 @@ class ServerConnection(asyncio.Protocol):
     def _receive_http(self, request: HttpRequestBuffer, data: bytes) -> None:
         transport = self._transport
         if transport is not None and request.add(data):
-            self._http = None  # one request a connection
+            self._http = None  # one request per connection
             answer = request.answer(self._server.management)
             if isinstance(answer, HttpStream):
                 if self._timer is not None:
@@ -391,7 +391,7 @@ class ServerConnection(asyncio.Protocol):
             transport.close()
 
     def _stream_http(self, streaming: HttpStreaming) -> None:
-        """The next part of an answer without an end, and so on."""
+        """Send the next part of an endless answer, and schedule the one after it."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -408,7 +408,7 @@ class ServerConnection(asyncio.Protocol):
             self._timer = loop.call_later(STREAM_POLL_S, self._stream_http, streaming)
 
     def eof_received(self) -> bool:
-        return False  # half a connection is no connection
+        return False  # half-closed connections are closed
 
     def pause_writing(self) -> None:
         self._full = True
@@ -421,7 +421,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _count_unread(self) -> None:
         session, transport = self._session, self._transport
-        # not what we send where we have dialled: there the other side is the server
+        # not on connections that we made: there the other side is the server
         if isinstance(session, Session) and transport is not None and not transport.is_closing():
             self._server.count_unread(self, transport.get_write_buffer_size() + session.queued_bytes)
 
@@ -461,7 +461,7 @@ class ServerConnection(asyncio.Protocol):
         self._pump()
 
     def _pump(self) -> None:
-        """Send what the session has, then see to all that may have changed with what has happened."""
+        """Send what the session has, then update all that may have changed with it."""
         session, transport = self._session, self._transport
         if session is None or transport is None or self._pumping:
             return
@@ -475,18 +475,18 @@ class ServerConnection(asyncio.Protocol):
                 _close(transport)
             self._linger(transport)
             return
-        # a peer that does not take answers is not read; acks of a stream are always wanted
+        # a peer that takes no answers is not read from; acks of a stream are always wanted
         wanted = session.wants_data and (not self._full or session.handler is not None)
         if wanted != self._reading:
             self._reading = wanted
             (transport.resume_reading if self._reading else transport.pause_reading)()
-        # the idle timer only moves away, so it is looked at when it was due; the one before may be far away
+        # the idle deadline only moves later, so it is checked when its timer fires; others may come sooner
         if self._timer is None or session.unfinished or session.handler is not None or self._may_log_in:
             self._may_log_in = not getattr(session, "authenticated", True)
             self._arm()
 
     def _go_on(self) -> None:
-        """The next turn of what was too much for one. Mostly there is only more to send."""
+        """Continue with what was too much for one turn. Mostly there is only more to send."""
         self._pump_due = False
         session, transport = self._session, self._transport
         if session is None or transport is None or self._pumping:
@@ -495,9 +495,9 @@ class ServerConnection(asyncio.Protocol):
             self._pump()
 
     def _move(self, session: Session | Upstream, transport: asyncio.Transport) -> bool:
-        """Move what the session has to the transport, as long as it takes it. A stream to a fast reader, or
-        requests of a fast writer, would never end, so other connections have their turn in between: then it
-        is True.
+        """Move what the session has to the transport, while it takes it. A stream to a fast reader, or
+        requests of a fast writer, would never end, so after a turn it stops for other connections and returns
+        True.
         """
         self._pumping = True
         left, turn_ends = _TURN_BYTES, self._monotonic() + TURN_S
@@ -507,7 +507,7 @@ class ServerConnection(asyncio.Protocol):
                 if parts:
                     self.send(transport, parts)
                     left -= sum(map(len, parts))
-                    parts.clear()  # what was sent is read over with what comes next, while it is in the cache
+                    parts.clear()  # its memory is used for what comes next, while it is in the cache
                 elif not session.has_backlog:
                     break
                 if not session.has_more:
@@ -565,7 +565,7 @@ class ServerConnection(asyncio.Protocol):
             self._pump()
 
     def _linger(self, transport: asyncio.Transport) -> None:
-        """Nothing more is received. The connection stays open while the peer goes on taking what is left: a
+        """Receive nothing more. The connection stays open only while the peer goes on taking what is left: a
         peer that does not read would otherwise keep it, and its answers, for ever.
         """
         if self._timer is not None:
@@ -599,6 +599,6 @@ class ServerConnection(asyncio.Protocol):
 
 
 def _close(transport: asyncio.Transport) -> None:
-    """Close it once: asyncio's TLS transport forgets what it has to send when it is closed again."""
+    """Close only once: asyncio's TLS transport drops what it has to send when it is closed again."""
     if not transport.is_closing():
         transport.close()

@@ -1,6 +1,6 @@
 """A connection's answers, in the order of its requests.
 
-An answer that takes time keeps its place as a `Pending`, and the answers behind it wait there; unless the
+An answer that takes time keeps its place as a `Pending`, and the answers behind it wait there, unless the
 peer takes answers in any order (docs/spec/servers.md#unordered-execution): then they overtake it.
 """
 
@@ -21,38 +21,38 @@ class AnswerQueue:
 
     def __init__(self) -> None:
         self.is_ordered = True
-        """What takes time from now on is waited for."""
+        """Whether answers that take time are waited for from now on."""
         self._overtaken: list[Pending] = []
         self.ready: list[bytes] = []
         self.waiting: deque[bytes | Pending] = deque()
         self.size = 0
-        """Bytes of all answers that are there, sent ones excepted."""
+        """Bytes of all answers that are there and not taken yet."""
         self.unfinished = 0
         """Answers that are not there yet."""
 
     def add(self, answer: bytes) -> None:
-        """An answer, or several in one."""
+        """Add an answer, or several in one."""
         self.size += len(answer)
         (self.waiting if self.waiting else self.ready).append(answer)
 
     def add_first(self, message: bytes) -> None:
-        """Something that was not asked for, or comes from a change stream: it waits for no answer."""
+        """Add what was not asked for, or comes from a change stream: it waits for no answer."""
         self.ready.append(message)
         self.size += len(message)
 
     def add_barrier(self) -> None:
-        """Nothing that is added from now on overtakes what is unfinished now."""
+        """Let nothing that is added from now on overtake what is unfinished now."""
         self.waiting += self._overtaken
         self._overtaken.clear()
 
     def add_pending(self, pending: Pending, *, is_barrier: bool = False) -> None:
-        """An answer that may not be there yet; a barrier's is not overtaken either."""
+        """Add an answer that may not be there yet; a barrier's is not overtaken either."""
         (self.waiting if self.is_ordered or is_barrier else self._overtaken).append(pending)
         self.unfinished += 1
         self.advance()
 
     def advance(self) -> None:
-        """Move the answers that nothing is waiting in front of any more."""
+        """Make ready the answers that no unfinished one holds up any more."""
         for pending in [pending for pending in self._overtaken if pending.answer is not None]:
             self._overtaken.remove(pending)
             assert pending.answer is not None

@@ -33,7 +33,7 @@ _RETRY_S = 1.0
 """Between two tries while the disk refuses; the queue grows meanwhile, up to the quota."""
 
 _MIN_MAINTENANCE_S = 1.0
-"""Between two looks for maintenance that no job has led to."""
+"""Between two looks for maintenance that no job has triggered."""
 
 _REST_S = 10.0
 """Without a commit, before changes that are on disk leave memory."""
@@ -57,7 +57,7 @@ class BackgroundWork:
         self.flush_wanted = False
         """Somebody waits for the disk: `settle` at the end of this batch of requests."""
         self.disk_is_full = False
-        """The fault kit says so: nothing is written."""
+        """Set by the fault kit: nothing is written."""
         self.flush_times = Histogram()
         self.flush_failures = 0
         self.back_pressure = BackPressure(store, events)
@@ -67,7 +67,7 @@ class BackgroundWork:
         self._clock = clock
         self._run_job = run_job
         self._flushing: Job | None = None
-        self._waiting_flush: list[Done] = []  # for the next flush to begin
+        self._waiting_flush: list[Done] = []  # for the next flush
         self._flush_trouble = _Trouble("flush", store.name, events)
         self._flush_at = clock.monotonic() + settings.flush_interval
         self._maintenance = _Maintenance(_Trouble("maintenance", store.name, events))
@@ -90,7 +90,7 @@ class BackgroundWork:
 
     @property
     def maintenance_fails(self) -> bool:
-        """What was sealed or merged last failed; commits may go on meanwhile."""
+        """The last sealing or merging failed; commits may go on meanwhile."""
         return self._maintenance.trouble.is_on
 
     @property
@@ -100,7 +100,7 @@ class BackgroundWork:
 
     @property
     def has_jobs(self) -> bool:
-        """A job is under way, of whatever kind."""
+        """A job is under way, of any kind."""
         return self.busy or bool(self._removing)
 
     def next_timer(self) -> float:
@@ -116,23 +116,23 @@ class BackgroundWork:
         if now >= self._pager.due_at:
             self._pager.run(now)
         if now >= self._maintain_at:
-            # Jobs lead to maintenance, but nobody who stops writing makes any: what is due because it is
-            # quiet, or was tried and failed, is found here.
+            # Jobs trigger maintenance, but without writes there are none: what is due because it is quiet, or
+            # was tried and failed, is found here.
             self._maintain_at = now + self._maintenance_s
             if now - self._store.last_change >= _REST_S:
                 self._rest()
             self._advance()
 
     def _rest(self) -> None:
-        """Nobody writes: the memory that only makes streams faster goes back."""
+        """Nobody writes: free the memory that only makes streams faster."""
         self._store.rest()
         self._remove_files()
         if self._store.rotate_soon:
             self._begin_flush()
 
     def settle(self) -> None:
-        """The end of a batch of requests: one commit for all that asked for one, or because there is so much
-        to write that it would fill the memory before the interval is over.
+        """End a batch of requests: one commit for all that asked for one, or because so much waits to be
+        written that it would fill the memory before the interval is over.
         """
         if self.flush_wanted or (not self._flush_trouble.is_on and self._store.flush_due):
             self._begin_flush()
@@ -158,7 +158,7 @@ class BackgroundWork:
         self.after_flush(flushed)
 
     def exclusively(self, action: Callable[[], None]) -> None:
-        """Call when no job is under way (at once if there is none): rollbacks and what else rewrites
+        """Call when no job is under way (at once if there is none): for rollbacks and all else that rewrites
         history.
         """
         self._exclusive.append(action)
@@ -166,7 +166,7 @@ class BackgroundWork:
 
     def _begin_flush(self) -> None:
         if self._flushing is not None or self._exclusive:
-            return  # what is wanted now is taken up when the job under way is finished
+            return  # what is wanted now begins when the job under way is finished
         self.flush_wanted = False
         waiting, self._waiting_flush = self._waiting_flush, []
         if self.disk_is_full:
@@ -189,7 +189,7 @@ class BackgroundWork:
             done(error)
 
     def _refused_by_disk(self, error: StoreError) -> None:
-        """Changes stay in memory, and are tried again."""
+        """Changes stay in memory, and the flush is tried again."""
         self.flush_failures += 1
         self._flush_trouble.met(error)
         self._flush_at = self._clock.monotonic() + max(_RETRY_S, self._flush_interval)
@@ -250,7 +250,7 @@ class BackgroundWork:
             job.finish()
         except StoreError as error:
             failure = error
-            self._maintenance.failed = True  # not at once again, wherever the job ran
+            self._maintenance.failed = True  # so it is not begun again at once, wherever the job ran
             self._maintenance.trouble.met(error)
         else:
             self._maintenance.trouble.end()
@@ -265,7 +265,7 @@ class BackgroundWork:
             self._begin_flush()
 
     def _remove_files(self) -> None:
-        """Not on the owner's thread: removing a log of 64 MiB took 20 ms."""
+        """Remove files, but not on the owner's thread: a log of 64 MiB took 20 ms."""
         job = self._store.begin_removal()
         if job is not None:
             self._removing.add(job)
@@ -283,7 +283,7 @@ class _Maintenance:
         self.trouble = trouble
         self.jobs: set[Job] = set()
         self.failed = False
-        """The last one; it is not begun again at once."""
+        """The last job failed; it is not begun again at once."""
         self.compactions: deque[tuple[Compaction, Done]] = deque()
         self.sealed = 0
         """Jobs that the first of the compactions has waited for."""
@@ -323,7 +323,7 @@ class _Trouble:
 
 
 class BackPressure:
-    """Whether writes are refused because the disk is behind, looked at with every flush."""
+    """Whether writes are refused because the disk is behind, checked at every flush."""
 
     def __init__(self, store: Bucket, events: EventLog) -> None:
         self.is_on = False
@@ -332,7 +332,7 @@ class BackPressure:
         self._seen = store.writes_refused
 
     def look(self) -> None:
-        """Tell when it begins, and when it ends."""
+        """Report when it begins, and when it ends."""
         refused = self._store.writes_refused
         is_on = refused > self._seen or (self.is_on and self._is_full())
         if is_on != self.is_on:

@@ -1,4 +1,4 @@
-"""A bucket as the node serves it: the store's bucket, its work in the background, and who watches it."""
+"""A bucket as the node serves it: the store's bucket, its work in the background, and its watchers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ServedBucket:
         self.failovers = 0
         """VBuckets that began a new branch since the start."""
         self.lost_changes = 0
-        """Changes that this took back."""
+        """Changes that were lost with that."""
         self.watchers = Watchers(store)
         self.collections = ServedCollections(store)
         self.answers = AnswerCache(store, settings.answer_cache)
@@ -46,21 +46,21 @@ class ServedBucket:
         self.map: ServedMap | None = None
         """As the coordinator set it; None: the node makes its own."""
         self.xattrs_seen = any(vbucket.high_seqno for vbucket in store)
-        """A document may have xattrs, which a plain set must keep; unknown of what was there before us."""
+        """Documents may have xattrs, which a plain set must keep; True if there were changes at the start."""
         self.held_vbuckets: set[int] = set()
-        """Being taken over by another node: writes wait."""
+        """Being taken over by another node: writes are refused for now."""
         self.receiving: dict[int, object] = {}
         """Which connection receives a vbucket from its active."""
         self.max_json_check = settings.max_json_check
         self._memory_quota = settings.memory_quota
 
     def memory_is_short(self) -> bool:
-        """Changes wait for the disk up to the quota."""
+        """Whether the changes in memory have reached the quota."""
         return self.store.memory_bytes >= self._memory_quota
 
     def backfills_wait(self) -> bool:
-        """Whether it is no time to begin a backfill: the disk is behind and will soon catch up. While it
-        accepts nothing at all nobody knows when that is, and readers would wait for ever.
+        """Whether backfills should wait to begin: the disk is behind and will soon catch up. They don't wait
+        for a disk that accepts nothing at all: readers might wait for ever.
 
         Rule: docs/spec/dcp.md#stream-request-16.
         """
@@ -82,7 +82,7 @@ class ServedCollections:
         self.reload()
 
     def reload(self) -> None:
-        """The manifest is another one."""
+        """Take over the store's manifest, which is another one."""
         self.manifest = Manifest.parse(json.dumps(self._store.manifest).encode())
         self._max_ttls_s = {
             collection.uid: collection.max_ttl or 0
@@ -101,11 +101,11 @@ class ServedCollections:
 
 
 class AnswerCache:
-    """How much of the ready-made answers to gets may be kept; the store has them, by key."""
+    """Which ready-made answers to gets may be kept; the store has them, by key."""
 
     def __init__(self, store: Bucket, limit_bytes: int) -> None:
         self.largest = 1
-        """What the largest of the answers may have, in bytes."""
+        """No answer is larger than this, in bytes."""
         self._store = store
         self._limit_bytes = limit_bytes
         self._bytes = 0

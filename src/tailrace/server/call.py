@@ -1,8 +1,8 @@
 """A command under way: what a handler gets, what it gives back, and the table that finds it.
 
 A handler is a function of a `Call`; it returns the answer's bytes, or a `Pending` that is answered later, or
-None where nothing is to be said. It refuses by raising `Refused`, `DocumentRefused` (the store) or
-`MalformedMessage` (the wire). Whether a quiet command speaks is decided in one place, from what its message
+None if there is no answer. It refuses by raising `Refused`, `DocumentRefused` (the store) or
+`MalformedMessage` (the wire). Whether a quiet command answers is decided in one place, from what its message
 declares.
 """
 
@@ -34,7 +34,7 @@ _RESPONSE_MAGIC = 0x81
 
 
 class Refused(TailraceError):
-    """A request is answered with this status; the context is for people, the value replaces it."""
+    """A request is answered with this status; the context is for people, a value takes its place."""
 
     def __init__(self, status: int, context: str = "", value: bytes = b"", datatype: int = 0) -> None:
         super().__init__(status, context, value, datatype)
@@ -76,18 +76,18 @@ class Pending:
 
     @property
     def is_over(self) -> bool:
-        """It was answered, or nobody is there any more."""
+        """Whether it was answered, or nobody waits any more."""
         return self.answer is not None or self.cancelled
 
     def succeed(self, answer: bytes) -> None:
-        """The answer is there; b"" where the command stays silent."""
+        """Give the answer; b"" if the command stays silent on success."""
         if self.answer is None and not self.cancelled:
             self.answer = b"" if self._call.command.silent_success else answer
             note_answer(self._call, self.answer)
             self._call.session.answered()
 
     def fail(self, status: int, context: str = "") -> None:
-        """The command could not be done."""
+        """Refuse the command, which could not be done."""
         if self.answer is None and not self.cancelled:
             self.answer = self._call.session.refusal(self._call.request, Refused(status, context)) or b""
             note_answer(self._call, self.answer)
@@ -157,7 +157,7 @@ class Call(Generic[M_co]):
         self.now = now
         self.durability: Durability | None = None
         self.preparing: VBucket | None = None
-        """What the command writes there is only prepared, until it is over."""
+        """The vbucket where the command's writes are only prepared, until it has run."""
         self.is_barrier = False
         self.preserve_ttl = False
         self.collection = 0
@@ -182,7 +182,7 @@ class Call(Generic[M_co]):
                     raise MalformedMessage("a barrier has no data")
                 self.is_barrier = True
             elif info.id in (RequestFrameId.IMPERSONATE, RequestFrameId.EXTRA_PRIVILEGE):
-                raise Refused(Status.EACCESS, "to act for somebody else is not offered")
+                raise Refused(Status.EACCESS, "acting for another user is not supported")
             else:
                 raise Refused(Status.UNKNOWN_FRAME_INFO, f"frame info {info.id} is not known")
 
@@ -192,14 +192,14 @@ class Call(Generic[M_co]):
 
     @property
     def bucket(self) -> ServedBucket:
-        """The connection's bucket; the table says that there is one."""
+        """The connection's bucket; the command table makes sure that there is one."""
         assert self.session.bucket is not None
         return self.session.bucket
 
-    # what the request speaks of
+    # what the request is about
 
     def any_vbucket(self, vbucket: int | None = None) -> VBucket:
-        """The request's vbucket in whatever state; 0x07 if this node has none of that id."""
+        """The request's vbucket in any state; 0x07 if this node has none with that id."""
         at = self.request.vbucket if vbucket is None else vbucket
         vbuckets = self.bucket.store.vbuckets
         stored = vbuckets[at] if at < len(vbuckets) else None
@@ -246,7 +246,7 @@ class Call(Generic[M_co]):
         return self.stored_key(self.request.key)
 
     def stored_key(self, key: bytes) -> bytes:
-        """A document's key as the store has it from one as the peer sends it; its collection exists."""
+        """The store's form of a document's key that the peer sent; its collection exists."""
         collections = self.session.granted.prefixed_keys
         self.collection = checked_key(key, collections=collections)
         self.check_collection(self.collection)
@@ -319,10 +319,10 @@ class Call(Generic[M_co]):
     def wait_for_disk(
         self, vbucket: VBucket, seqno: int, persisted: Callable[[bool], None], pending: Pending
     ) -> None:
-        """Call back when a seqno is on disk, and see to it that it gets there soon."""
+        """Call back when a seqno is on disk, and have it get there soon."""
         vbucket.when_persisted(seqno, persisted, lambda: pending.is_over)
         self.bucket.work.flush_wanted = True
 
     def defer(self, timeout_s: float, on_timeout: int = Status.ETMPFAIL) -> Pending:
-        """An answer that comes later, at the latest by a timeout with that status."""
+        """An answer that comes later; after the timeout it is this status."""
         return Pending(self, self.now + timeout_s, on_timeout)

@@ -1,13 +1,13 @@
-"""When a durable write is true: it is prepared, and decided by how far the copies of its vbucket are.
+"""When a durable write takes effect: it is prepared, then decided by how far the copies of its vbucket are.
 
 A write with a durability is prepared in the active. It is committed, and answered, when its prepare is on the
 active's own disk and a majority of the copies that the cluster map names, the active among them, have it as
-safe as its level wants: in memory, or (persist to majority) on disk. Replicas say up to which prepare that is
-so; what they say is forgotten when their connection ends or the vbucket changes. It is aborted when its time
-is up, or when the map leaves too few copies.
+safe as its level requires: in memory, or (persist to majority) on disk. Replicas report up to which prepare
+that is so; a report is forgotten when its connection ends or the vbucket changes. A prepare is aborted when
+its time is up, or when the map leaves too few copies.
 
-A node that has become the active, or comes back as it, finishes what it has prepared: the active before it
-may have committed it, so it is only ever committed.
+A node that becomes the active, or restarts as it, commits what is prepared and never aborts it: the active
+before it may have committed it.
 
 Without a map the node is alone, and its own disk is the majority.
 
@@ -43,7 +43,7 @@ class CopyTracker:
         self._reached: dict[int, dict[str, int]] = {}
 
     def set_map(self, new: ServedMap) -> None:
-        """Another map: other copies count."""
+        """Take over a map: other copies count."""
         self._chains, self.own_name = _chains(new)
 
     def _chain(self, vbucket: int) -> list[str | None]:
@@ -55,11 +55,11 @@ class CopyTracker:
         return sum(name is not None for name in chain) >= _majority(chain)
 
     def persisted(self, vbucket: int, seqno: int) -> None:
-        """Our own disk has everything up to a seqno."""
+        """Note that our own disk has everything up to a seqno."""
         self._persisted[vbucket] = max(self._persisted.get(vbucket, 0), seqno)
 
     def reached(self, vbucket: int, name: str, seqno: int) -> None:
-        """A copy has every prepare up to a seqno as safe as it is to be."""
+        """Note that a copy has every prepare up to a seqno as safe as its level requires."""
         copies = self._reached.setdefault(vbucket, {})
         copies[name] = max(copies.get(name, 0), seqno)
 
@@ -69,12 +69,12 @@ class CopyTracker:
             copies.pop(name, None)
 
     def forget(self, vbucket: int) -> None:
-        """Nothing that was said of it before counts."""
+        """Forget all reports about a vbucket."""
         self._persisted.pop(vbucket, None)
         self._reached.pop(vbucket, None)
 
     def has_majority(self, vbucket: int, seqno: int) -> bool:
-        """Whether a prepare is where it has to be."""
+        """Whether a prepare is on our own disk, and a majority of the copies have it as safe as required."""
         if self._persisted.get(vbucket, 0) < seqno:
             return False
         chain = self._chain(vbucket)
@@ -82,7 +82,7 @@ class CopyTracker:
         others = chain[1:]
         count = 1  # our own
         if self.own_name and self.own_name not in chain:
-            others, count = chain, 0  # the vbucket goes to others, and we don't know it yet
+            others, count = chain, 0  # the vbucket is moving to others, and is still active here
         count += sum(name is not None and copies.get(name, 0) >= seqno for name in others)
         return count >= _majority(chain)
 
@@ -93,9 +93,9 @@ class _Undecided:
 
     vbucket: VBucket
     deadline: float | None
-    """When it is aborted; None: never, it may have been committed before."""
+    """When it is aborted; None: never, because it may have been committed before."""
     done: Done
-    """Gets what the commit made, or None if it is not committed, or nobody knows."""
+    """Gets what the commit made, or None if it was not committed, or nobody knows."""
 
 
 class DurableWrites:
@@ -105,19 +105,19 @@ class DurableWrites:
         self.copies = CopyTracker()
         self._store = store
         self._work = work
-        self._undecided: dict[int, dict[int, _Undecided]] = {}  # by vbucket and seqno, rising
+        self._undecided: dict[int, dict[int, _Undecided]] = {}  # by vbucket and seqno, ascending
         self._is_fenced = False
 
     def begin(self, *, fenced: bool) -> None:
-        """The node starts: prepares are left from the last time. A fenced one decides nothing before it has
-        a map: others may have done that.
+        """Take over the prepares that are left from the node's last run. A fenced node decides nothing before
+        it has a map: others may have decided.
         """
         self._is_fenced = fenced
         for vbucket in self._store:
             self._adopt(vbucket.id)
 
     def prepared(self, vbucket: VBucket, seqno: int, deadline: float, done: Done) -> None:
-        """A client waits for the decision over a prepare, until a deadline."""
+        """Track a prepare for which a client waits until a deadline."""
         self._track(vbucket, seqno, _Undecided(vbucket, deadline, done))
 
     def _adopt(self, number: int) -> None:
@@ -146,12 +146,12 @@ class DurableWrites:
             undecided.done(None)
 
     def reached(self, vbucket: int, name: str, seqno: int) -> None:
-        """A copy has every prepare up to a seqno as safe as it is to be."""
+        """Note that a copy has every prepare up to a seqno as safe as its level requires."""
         self.copies.reached(vbucket, name, seqno)
         self._look(vbucket)
 
     def set_map(self, new: ServedMap) -> None:
-        """Another map: other copies may count, or too few are left for what is under way ever to be true."""
+        """Take over a map: other copies may count, or too few are left to commit what is under way."""
         self._is_fenced = False
         self.copies.set_map(new)
         for vbucket in list(self._undecided):
@@ -160,8 +160,8 @@ class DurableWrites:
                 self._abort(vbucket, lambda undecided: undecided.deadline is not None)
 
     def vbucket_changed(self, vbucket: int) -> None:
-        """Its state or history is another one: nothing that was said before counts, and nobody knows what
-        becomes of what is prepared.
+        """A vbucket's state or history changed: earlier reports no longer count, and nobody knows what
+        becomes of its prepares.
         """
         self.copies.forget(vbucket)
         for undecided in self._undecided.pop(vbucket, {}).values():
@@ -190,7 +190,7 @@ class DurableWrites:
         return taken
 
     def _look(self, vbucket: int) -> None:
-        """Commit what is true now, in order."""
+        """Commit what has its majority now, in order."""
         for seqno in list(self._undecided.get(vbucket, ())):
             if self._is_fenced or not self.copies.has_majority(vbucket, seqno):
                 return
@@ -211,7 +211,7 @@ def _majority(chain: list[str | None]) -> int:
 
 
 def _chains(new: ServedMap) -> tuple[list[list[str | None]], str]:
-    """By vbucket the names of its copies, None for one that is missing; and our own name."""
+    """The names of each vbucket's copies, None for a missing one; and our own name."""
     content = json.loads(new.text)
     servers = content.get("vBucketServerMap")
     if not isinstance(servers, dict):

@@ -1,4 +1,4 @@
-"""What happens on a node that its operator wants to know: in the log, in the metrics, on the page."""
+"""What happens on a node that its operator wants to know about: in the log, the metrics and the page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EventLog:
         self._log = logging.getLogger("tailrace.server")
 
     def record(self, event: str, *, level: int = logging.WARNING, **facts: Any) -> None:
-        """Something has happened; facts are names and figures, never what is in documents."""
+        """Record an event; facts are names and figures, never the contents of documents."""
         self.counts[event] += 1
         if len(self.recent) >= _KEPT:
             self._forget_one()
@@ -43,8 +43,8 @@ class EventLog:
         log_event(self._log, level, event, **facts)
 
     def _forget_one(self) -> None:
-        """The oldest of the kind that there is most of: refused logins, of which anybody can make any number,
-        push nothing out but each other.
+        """Drop the oldest of the most frequent kind: refused logins, of which anyone can cause any number,
+        push out nothing but each other.
         """
         ((most, _),) = Counter(kept["event"] for kept in self.recent).most_common(1)
         del self.recent[next(at for at, kept in enumerate(self.recent) if kept["event"] == most)]

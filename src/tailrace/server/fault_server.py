@@ -33,7 +33,7 @@ class _DelayedConnection(ServerConnection):
         if not delay_s and not self._late:
             super().send(transport, parts)
             return
-        # whole and in order, also where the delay has become shorter meanwhile; the caller empties the list
+        # whole and in order, even if the delay has become shorter meanwhile; the caller empties the list
         self._late.append((transport, list(parts)))
         asyncio.get_running_loop().call_later(delay_s, self._send_first)
 

@@ -1,7 +1,7 @@
-"""Replicas that were the active a moment ago, and keep silent towards readers for a while.
+"""Replicas that were the active a moment ago, and give readers no stream for a while.
 
 When a vbucket has moved, its readers come back for it before they have the new map. A replica would give them
-a stream, and there they would stay, behind the active for ever.
+a stream, and they would stay there, lagging behind the active, for ever.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ __all__ = ["FormerActives"]
 
 
 class FormerActives:
-    """Those of a bucket."""
+    """The former actives of a bucket."""
 
     def __init__(self, store: Bucket, clock: Clock, silence_s: float) -> None:
         self._store = store
         self._clock = clock
         self._silence_s = silence_s
         self._read: set[int] = set()
-        """VBuckets that somebody read while they were active: who may come back for them."""
+        """VBuckets that somebody read while they were active, and may come back for."""
         self._stepped_down_at: dict[int, float] = {}
 
     def stream_opened(self, vbucket: int) -> None:
@@ -35,7 +35,7 @@ class FormerActives:
         if state == VBucketState.ACTIVE:
             self._stepped_down_at.pop(vbucket, None)
         elif state == VBucketState.REPLICA and vbucket in self._read:
-            # one that is dead in between, as in a takeover, is silent anyway
+            # if it is dead in between, as in a takeover, it is silent anyway
             self._read.discard(vbucket)
             self._stepped_down_at[vbucket] = self._clock.monotonic()
 

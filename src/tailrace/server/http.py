@@ -1,7 +1,7 @@
-"""HTTP, as much of it as is needed: one request a connection, understood, and one response, which may have
-no end.
+"""HTTP, as much of it as is needed: one parsed request per connection, and one response, which may have no
+end.
 
-Sans-IO: a `HttpRequestBuffer` takes what comes and an `HttpService` answers it, on the node's own port (see
+Sans-IO: an `HttpRequestBuffer` takes what comes and an `HttpService` answers it, on the node's own port (see
 `management`), on the port of the page, and beside commands that have no node (`tailrace.web`).
 """
 
@@ -39,11 +39,11 @@ __all__ = [
 STREAM_POLL_S = 0.25
 """How often `HttpStreaming` is asked for its next part."""
 STREAM_UNREAD_BYTES = 1 << 20
-"""Who leaves so much of a stream unread is not waited for."""
+"""A peer that leaves this much of a stream unread is not waited for."""
 LAST_CHUNK = b"0\r\n\r\n"
 _SEPARATOR = b"\n\n\n\n"
 HTTP_STARTS = frozenset(b"GPHDO")
-"""First letters of HTTP's methods; no frame of ours begins with one."""
+"""First letters of HTTP methods; no frame of ours begins with one."""
 MAX_HEAD_BYTES = 8 << 10
 MAX_BODY_BYTES = 64 << 10
 _MAX_FIELDS = 20
@@ -67,7 +67,7 @@ _REASONS = {
 
 
 class HttpContent(NamedTuple):
-    """What is answered."""
+    """The content of an answer."""
 
     kind: str
     body: bytes
@@ -79,17 +79,17 @@ class HttpContent(NamedTuple):
 
 
 class HttpStream(NamedTuple):
-    """An answer without an end: JSON now, and again whenever it is another."""
+    """An answer without an end: JSON now, and again whenever it changes."""
 
     text: Callable[[], bytes | None]
-    """What it says now; None: there is nothing more to say."""
+    """The JSON as it is now; None: there is no more."""
     heartbeat_s: float = 0.0
-    """After so long without anything new, a sign of life; 0: none."""
+    """After this long without anything new, a sign of life; 0: none."""
     with_body: bool = True
 
 
 class HttpStreaming:
-    """The chunks of one such answer; four newlines behind each text: docs/spec/servers.md#management-http."""
+    """The chunks of one such answer; four newlines after each text: docs/spec/servers.md#management-http."""
 
     __slots__ = ("_last", "_said_at", "_stream")
 
@@ -118,16 +118,16 @@ def _chunk(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A request, understood."""
+    """A parsed request."""
 
     method: str
-    """GET where it was HEAD, too."""
+    """GET for HEAD, too."""
     path: str
     user: str
     form: dict[str, str]
     """The fields of a body that is a form."""
     query: dict[str, str]
-    """The fields behind the question mark."""
+    """The fields after the question mark."""
     body: bytes
     authorization: str
     with_body: bool = True
@@ -140,19 +140,19 @@ HttpAnswer: TypeAlias = "HttpContent | HttpStream | Awaitable[HttpContent] | Non
 
 @dataclass(frozen=True, slots=True)
 class HttpService:
-    """Who answers."""
+    """What answers requests."""
 
     serve: Callable[[HttpRequest], HttpAnswer]
     login: Callable[[str], str | None]
-    """Who it is that sends this ``Authorization``; None: nobody who may."""
+    """The user who sends this ``Authorization``; None: it is refused."""
     is_open: Callable[[str], bool] = lambda _path: False
     """Whether a path needs no login."""
     is_host: Callable[[str], bool] = lambda _name: True
-    """Whether this is reached under such a name; see `is_address`."""
+    """Whether the service may be reached under this name; see `is_address`."""
 
 
 def basic_login(check_password: Callable[[str, str], bool], authorization: str) -> str | None:
-    """Who logs in with Basic authentication."""
+    """The user who logs in with Basic authentication; None if that fails."""
     scheme, _, encoded = authorization.partition(" ")
     try:
         text = base64.b64decode(encoded, validate=True).decode()
@@ -163,7 +163,7 @@ def basic_login(check_password: Callable[[str, str], bool], authorization: str) 
 
 
 class HttpRequestBuffer:
-    """A request that comes in pieces."""
+    """A request that arrives in pieces."""
 
     __slots__ = ("_data", "_need")
 
@@ -172,7 +172,7 @@ class HttpRequestBuffer:
         self._need: int | None = None
 
     def add(self, data: bytes) -> bool:
-        """More has come; whether all of the request is there, or as much as is looked at."""
+        """Take more data; whether all of the request is there, or as much as is looked at."""
         self._data += data
         if self._need is None:
             end = self._data.find(b"\r\n\r\n")
@@ -182,14 +182,14 @@ class HttpRequestBuffer:
         return len(self._data) >= self._need
 
     def understood(self, service: HttpService) -> HttpRequest | HttpContent | None:
-        """The request, or what is wrong with it; None for one without end."""
+        """The request, or the error that answers it; None if its head does not end."""
         if self._need is None:
             return None
         head, _, body = self._data[: self._need].partition(b"\r\n\r\n")
         return _understood(head, body, service)
 
     def answer(self, service: HttpService) -> bytes | HttpStream:
-        """The whole response, where nothing takes time; nothing for a request without end."""
+        """The whole response of a service that answers at once; empty if the request's head does not end."""
         request = self.understood(service)
         if request is None:
             return b""
@@ -206,7 +206,7 @@ def _understood(head: bytes, body: bytes, service: HttpService) -> HttpRequest |
     text = head.decode("latin-1")
     words = text.partition("\r\n")[0].split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        return http_error(400, "this is no HTTP request")
+        return http_error(400, "this is not an HTTP request")
     if len(body) > MAX_BODY_BYTES:
         return http_error(413, f"a body of more than {MAX_BODY_BYTES} bytes")
     method, target, _ = words
@@ -221,7 +221,7 @@ def _understood(head: bytes, body: bytes, service: HttpService) -> HttpRequest |
     if user is None:
         return http_error(401, "log in with Basic authentication")
     if method not in ("GET", "HEAD") and _is_cross_site(text):
-        return http_error(403, "a page of somebody else may not change anything here")
+        return http_error(403, "a page of another site may not change anything here")
     try:
         form, asked = _fields(body.decode("utf-8", "replace")), _fields(query)
     except ValueError:
@@ -241,8 +241,8 @@ def _host_name(header: str) -> str:
 
 def is_address(host: str) -> bool:
     """Whether a name in a Host header can only mean this machine's address. Where nobody logs in, others are
-    refused: a page of somebody else can have its own name resolve to this address (DNS rebinding), and would
-    be let in as if it were ours. Programs that send no Host at all are no browsers.
+    refused: another site can make its own name resolve to this address (DNS rebinding), and its page would be
+    let in as if it were ours. Programs that send no Host at all are not browsers.
     """
     if not host or host == "localhost" or host.endswith(".localhost"):
         return True
@@ -253,8 +253,8 @@ def is_address(host: str) -> bool:
 
 
 def _is_cross_site(head: str) -> bool:
-    """Whether a browser sends this for a page that is not ours: it would send the user's login along. Others
-    have neither header.
+    """Whether a browser sends this for a page that is not ours: it would send the user's login along. Other
+    clients send neither header.
     """
     if site := _header(head, "sec-fetch-site"):
         return site not in ("same-origin", "none")
@@ -281,7 +281,7 @@ def _header(head: str, wanted: str) -> str:
 
 
 def http_error(status: int, text: str) -> HttpContent:
-    """The one shape of errors."""
+    """An error, in the one shape that they have."""
     return HttpContent.of_json({"error": text}, status)
 
 
@@ -291,7 +291,7 @@ def stream_head() -> bytes:
 
 
 def response(content: HttpContent | None, *, with_body: bool = True) -> bytes:
-    """What goes out."""
+    """The response as bytes."""
     if content is None:
         content = http_error(404, "there is nothing here")
     head = _head(content.status, content.kind, f"Content-Length: {len(content.body)}")

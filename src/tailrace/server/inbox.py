@@ -1,10 +1,10 @@
-"""What has come of a peer's requests and is not taken up yet: bytes in parts, and frames that wait.
+"""What has arrived of a peer's requests and is not processed yet: bytes in parts, and frames that wait.
 
 Bytes wait because the rest of a request is missing, or for the connection's next turn. Frames wait beside a
 change stream, behind a command that is not finished.
 
-A large value is put together while it comes, a piece at a time, and never copied as a whole. Each copy of
-20 MiB held everybody up for ten milliseconds, most of it for memory that is touched for the first time.
+A large value is put together while it arrives, a piece at a time, and never copied as a whole. Each copy of
+20 MiB holds everybody up for ten milliseconds, mostly for memory that is touched for the first time.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ..wire.header import HEADER_SIZE, Frame, front_size
 __all__ = ["Inbox", "room_before"]
 
 _PIECE_BYTES = 64
-"""About what a piece of a request takes beside its bytes: a peer may send them one by one."""
+"""About what a piece of a request takes beside its bytes, which a peer may send one by one."""
 
 
 RoomFor = Callable[[Frame, int], int]
-"""How much room is to be left before a large value: from the frame without it, and its size."""
+"""How much room to leave before a large value, given the frame without it, and its size."""
 _STORING = frozenset({Op.SET, Op.SETQ, Op.ADD, Op.ADDQ, Op.REPLACE, Op.REPLACEQ})
 
 
 def room_before(front: Frame, *, prefixed_keys: bool) -> int:
-    """How many bytes the store will put before a large value that it gets as it came; 0 for requests whose
-    value somebody may look at before. ``front`` is the request without it.
+    """How many bytes the store will put before a large value that it gets as received; 0 for requests whose
+    value may be read before that. ``front`` is the request without it.
     """
     is_plain = front.magic == Magic.REQUEST and not front.datatype & ~Datatype.JSON
     if front.opcode not in _STORING or not is_plain:
@@ -40,7 +40,7 @@ def room_before(front: Frame, *, prefixed_keys: bool) -> int:
 
 
 class LargeFrame(Frame):
-    """A frame whose value lies by itself; its body is joined only for those who ask for all of it."""
+    """A frame whose value is kept apart; its body is joined only for those who ask for all of it."""
 
     __slots__ = ("_front", "_value")
 
@@ -62,7 +62,7 @@ class LargeFrame(Frame):
 
     @property
     def body(self) -> bytes:
-        """Everything behind the framing extras."""
+        """Everything after the framing extras."""
         return self._front + self._value
 
     @body.setter
@@ -87,7 +87,7 @@ class LargeFrame(Frame):
 
 
 class _LargeRequest:
-    """A request of which a large value is still coming."""
+    """A request whose large value is still arriving."""
 
     __slots__ = ("_front", "_missing", "_value", "behind")
 
@@ -99,7 +99,7 @@ class _LargeRequest:
         self._missing = value_bytes
 
     def add(self, data: bytes) -> None:
-        """More has come."""
+        """Take more data."""
         if self._missing >= len(data):
             self._value.add(data)
             self._missing -= len(data)
@@ -111,15 +111,15 @@ class _LargeRequest:
             self.behind.append(data)
 
     def frame(self, room_for: RoomFor) -> Frame:
-        """All of it is there."""
+        """The whole request, which is there now."""
         front, value = Frame.parse(self._front), self._value.value()
         if isinstance(value, memoryview) and not room_for(front, len(value)):
-            value = bytes(value)  # whoever gets it may do more than store it
+            value = bytes(value)  # it may be used for more than storing it
         return LargeFrame(front, cast("bytes", value))
 
 
 class Inbox:
-    """Of one connection."""
+    """The inbox of one connection."""
 
     __slots__ = ("_have", "_large", "_need", "_parts", "held", "held_bytes")
 
@@ -144,14 +144,14 @@ class Inbox:
 
     @property
     def size(self) -> int:
-        """Bytes that wait, with what keeping them in parts takes."""
+        """Bytes that wait, with the overhead of keeping them in parts."""
         parts = self._have + _PIECE_BYTES * len(self._parts) if self.has_parts else 0
         return parts + self.held_bytes
 
     # bytes
 
     def add(self, data: bytes) -> None:
-        """More has come."""
+        """Take more data."""
         if self._large is None:
             self._parts.append(data)
         else:
@@ -159,8 +159,8 @@ class Inbox:
         self._have += len(data)
 
     def keep(self, data: bytes, need: int, room_for: RoomFor) -> None:
-        """What is left after all that could be taken up; its first request needs so many bytes. If that is
-        large, room is left before its value.
+        """Keep what is left after all that could be processed; its first request needs this many bytes. If
+        that is large, room is left before its value.
         """
         self._have, self._need = len(data), need
         if need >= LARGE_BYTES and len(data) >= (front := front_size(data)):
@@ -171,7 +171,7 @@ class Inbox:
             self._parts.append(data)
 
     def take(self) -> bytes:
-        """All bytes, if they are of no large request."""
+        """All bytes, if they are not of a large request."""
         data = b"".join(self._parts)
         self._parts.clear()
         return data
@@ -182,8 +182,8 @@ class Inbox:
         return self._large is not None
 
     def take_large(self, room_for: RoomFor) -> tuple[Frame, bytes]:
-        """A large request that is all there, and what came behind it. Its value is a view where there is
-        room before it, and ``room_for`` still wants some.
+        """A large request that is complete, and what came after it. Its value is a view if there is room
+        before it and ``room_for`` still wants some.
         """
         assert self._large is not None
         large, self._large = self._large, None
@@ -192,18 +192,18 @@ class Inbox:
     # frames
 
     def hold(self, frame: Frame) -> None:
-        """A request that waits for the one before it."""
+        """Keep a request that waits for the one before it."""
         self.held.append(frame)
         self.held_bytes += frame.size + _PIECE_BYTES
 
     def release(self) -> Frame:
-        """The first of those."""
+        """The first request that was held."""
         frame = self.held.popleft()
         self.held_bytes -= frame.size + _PIECE_BYTES
         return frame
 
     def clear(self) -> None:
-        """Nothing of it will be taken up."""
+        """Drop everything unprocessed."""
         self._parts.clear()
         self._large = None
         self.held.clear()

@@ -8,7 +8,7 @@ __all__ = ["Login"]
 
 
 class Login:
-    """Of one connection. ``needed`` is False on a node without users, where logins change nothing."""
+    """The login of one connection. ``needed`` is False on a node without users: there it changes nothing."""
 
     __slots__ = ("authenticated", "failures", "missing_since", "needed", "sasl")
 
@@ -20,15 +20,15 @@ class Login:
         self.failures = 0
 
     def begin(self, now: float) -> None:
-        """A login goes on with another step; the one before it is over."""
+        """A login needs another step; an earlier login is over."""
         self._log_out(now)
 
     def succeed(self) -> None:
-        """The peer is who it says."""
+        """The peer is who it says it is."""
         self.authenticated = True
 
     def fail(self, now: float) -> None:
-        """An attempt failed; that takes an earlier login away."""
+        """An attempt failed; an earlier login is over, too."""
         self.failures += 1
         self._log_out(now)
 

@@ -1,8 +1,8 @@
-"""Management over HTTP: as much of it as the SDKs and tools of others ask a node for.
+"""Management over HTTP: as much of it as others' SDKs and tools ask a node for.
 
-Cluster configs, buckets, scopes and collections, and who one is. It is served on the node's own port, beside
-the binary protocol: the first byte of a connection tells them apart. So a config can announce a management
-port on which somebody listens, and every node of a host has another one.
+That is cluster configs, buckets, scopes and collections, and who the user is. It is served on the node's own
+port, beside the binary protocol: the first byte of a connection tells them apart. So the management port that
+a config announces is one that answers, and each node of a host has its own.
 
 Rules: docs/spec/servers.md#management-http.
 """
@@ -28,7 +28,7 @@ _MAX_TTL = (1 << 31) - 1
 
 
 def login_of(node: Node, authorization: str) -> str | None:
-    """Who asks over HTTP; None if nobody may without a login."""
+    """The user who asks over HTTP; None if a login is needed and missing."""
     if not node.needs_login:
         return DEFAULT_USER[0]
     return basic_login(node.users.check_password, authorization)
@@ -44,7 +44,7 @@ def management_service(node: Node) -> HttpService:
 
 
 def is_host_of(node: Node, host: str) -> bool:
-    """Whether a node without users is reached under a name: an address, or one that it announces."""
+    """Whether a node may be reached under a name; without users only by an address or a name it announces."""
     if node.needs_login or is_address(host):
         return True
     announced = (node.address.host, *(alternate.host for alternate in node.address.alternates))
@@ -103,7 +103,7 @@ def _streamed(request: HttpRequest, text: Callable[[], bytes | None]) -> HttpCon
 
 
 def _config_of(node: Node, bucket: ServedBucket) -> Callable[[], bytes | None]:
-    """The config of a bucket as long as it is there; another one of its name is another one."""
+    """The config of a bucket while it exists; a new bucket of its name does not count."""
     return lambda: node.map_of(bucket).text if node.buckets.get(bucket.name) is bucket else None
 
 
@@ -155,7 +155,7 @@ def _bucket(node: Node, bucket: ServedBucket) -> dict[str, Any]:
 
 
 class _Refusal(Exception):
-    """Status and words."""
+    """A refusal: status and text."""
 
 
 def _scopes(node: Node, bucket: ServedBucket, request: HttpRequest, rest: list[str]) -> HttpContent | None:
@@ -201,7 +201,7 @@ def _history(text: str, keeps_history: bool) -> bool:
 
 
 def _with_defaults(manifest: dict[str, Any], keeps_history: bool) -> dict[str, Any]:
-    """Over HTTP every collection has all its fields; a TTL of 0 in the manifest is "never" there."""
+    """Over HTTP every collection has all its fields; a TTL of 0 in the manifest ("never") is -1 there."""
     for scope in manifest["scopes"]:
         for collection in scope["collections"]:
             seconds = collection.get("maxTTL")
@@ -253,14 +253,14 @@ def _new_collection(scope: dict[str, Any], manifest: dict[str, Any], name: str) 
 
 
 def _set_properties(collection: dict[str, Any], form: dict[str, str], keeps_history: bool) -> None:
-    """What a form says of a collection; what it does not say stays."""
+    """Set what a form says about a collection; the rest stays."""
     if text := form.get("maxTTL", ""):
         digits = text.removeprefix("-")
         seconds = int(text) if digits.isascii() and digits.isdigit() and len(digits) < 11 else -2
         if not -1 <= seconds <= _MAX_TTL:
             raise _Refusal(400, f"maxTTL must be an integer from -1 to {_MAX_TTL}")
         collection["maxTTL"] = max(seconds, 0)
-        if not seconds:  # as the bucket, which has none
+        if not seconds:  # the bucket's setting, which is none
             del collection["maxTTL"]
     if "history" in form:
         collection["history"] = _history(form["history"], keeps_history)
@@ -278,13 +278,13 @@ def _check_name(name: str) -> None:
 
 
 def _free_id(manifest: dict[str, Any]) -> str:
-    """Above every id in use, and above those that an earlier manifest may have had."""
+    """An id above all in use, and above those that an earlier manifest may have had."""
     members = [member for scope in manifest["scopes"] for member in (scope, *scope["collections"])]
     return f"{max(8 + int(manifest['uid'], 16), *(int(member['uid'], 16) for member in members)) + 1:x}"
 
 
 def _apply(node: Node, bucket: ServedBucket, manifest: dict[str, Any]) -> HttpContent:
-    """The new manifest; it is known to the key-value front end when the answer goes out."""
+    """Apply a new manifest; the key-value front end knows it when the answer goes out."""
     if node.fenced:
         raise _Refusal(503, "the node waits for its cluster map")
     if bucket.map is not None and len(json.loads(bucket.map.text).get("nodesExt", [])) > 1:

@@ -43,7 +43,7 @@ GRANTED = frozenset(
         Feature.DCP_SKIP_DELETES_IN_INITIAL_BACKFILL,
     }
 )
-"""Not Tracing: a duration in every answer would cost more than it tells."""
+"""Not Tracing: a duration in every answer would cost more than it is worth."""
 
 _REQUIRES = {
     Feature.CLUSTERMAP_CHANGE_NOTIFICATION: Feature.DUPLEX,
@@ -56,8 +56,8 @@ _REQUIRES = {
 def negotiate(asked: Sequence[int]) -> list[int]:
     """The features that are granted, in the order in which they were asked for, each once.
 
-    Never one that was not asked for: there is a client that does not survive it. A feature without the one
-    that it stands on is `MalformedMessage`; unknown codes are ignored.
+    Never one that was not asked for: there is a client that crashes on it. A feature without the one that it
+    needs is `MalformedMessage`; unknown codes are ignored.
     """
     granted = [code for code in dict.fromkeys(asked) if code in GRANTED]
     for feature, required in _REQUIRES.items():
@@ -81,13 +81,13 @@ def datatypes(features: frozenset[int]) -> int:
 
 
 class GrantedFeatures:
-    """What a connection may use, in the forms in which it is asked for."""
+    """What a connection may use, in the forms that the code needs."""
 
     __slots__ = ("codes", "datatypes", "mutation_seqno", "prefixed_keys")
 
     def __init__(self, granted: Sequence[int] = (), *, is_dcp: bool = False) -> None:
         self.codes = frozenset(granted)
-        self.datatypes = int(datatypes(self.codes))  # plain, the hot path asks for it
+        self.datatypes = int(datatypes(self.codes))  # a plain int, for the hot path
         if is_dcp:
             self.datatypes |= int(Datatype.JSON)
         self.prefixed_keys = Feature.COLLECTIONS in self.codes

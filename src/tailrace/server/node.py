@@ -58,7 +58,7 @@ class Node:
         fenced: bool = False,
     ) -> None:
         self.fenced = fenced
-        """A member of a cluster that has not got a map yet. Others may have taken over what it still holds as
+        """A member of a cluster that has no map yet. Others may have taken over what it still holds as
         active, so it serves no documents and no streams before it has one.
         """
         self.engine = engine
@@ -99,8 +99,8 @@ class Node:
     # connections
 
     def replace_users(self, users: Users) -> int:
-        """Let these in from now on. Connections whose user is gone, or has another password, are closed;
-        returns how many. Whether a login is needed stays as it was.
+        """Replace the users. Connections whose user is gone, or has another password, are closed; returns how
+        many. Whether a login is needed stays as it was.
         """
         outdated = self.users.become(users)
         closed = [session for session in self.sessions if session.login.sasl.username in outdated]
@@ -175,7 +175,7 @@ class Node:
         return max(maps, key=lambda served: served.version).without_bucket()
 
     def set_map(self, name: str, new: ServedMap) -> None:
-        """The coordinator gives a map; an empty name is the global one."""
+        """Take a map from the coordinator; an empty name is the global one."""
         if not name:
             self.global_map = new
             return
@@ -201,8 +201,8 @@ class Node:
     def watching_history(
         self, bucket: ServedBucket, numbers: Iterable[int], event: str, **facts: Any
     ) -> Iterator[None]:
-        """What happens in the block may begin new branches and take changes back: both are counted and
-        told, once for all of these vbuckets.
+        """Count and report the branches that begin and the changes that are lost in the block, once for all
+        of these vbuckets.
         """
         vbuckets = bucket.store.vbuckets
         before = {
@@ -217,7 +217,7 @@ class Node:
             vbucket = vbuckets[number]
             if vbucket is not None and (vbucket.uuid != uuid or vbucket.high_seqno < high_seqno):
                 branched[number] = vbucket.high_seqno
-                if vbucket.uuid != uuid:  # what came after is new, as collections that are made again
+                if vbucket.uuid != uuid:  # what comes after is new, such as collections made again
                     branched[number] = min(vbucket.high_seqno, vbucket.failover_log.entries[0].seqno)
                 lost += max(0, high_seqno - branched[number])
         if not branched:
@@ -279,7 +279,7 @@ class Node:
 
     @property
     def busy(self) -> bool:
-        """A job is under way, and must be finished before `close`."""
+        """Whether a job is under way, which must be finished before `close`."""
         return any(bucket.work.has_jobs for bucket in self.buckets.values())
 
     def stop_sessions(self, reason: str) -> Iterable[Session]:

@@ -1,7 +1,7 @@
 """Range scans: the documents of a vbucket in the order of their keys, a portion at a time.
 
-A scan holds the keys that there were when it was made, not the documents: of a key it gives the newest
-version at the moment when its turn comes, or nothing if the document is gone by then.
+A scan holds the keys that there were when it was made, not the documents: for each key it gives the version
+that is newest when its turn comes, or nothing if the document is gone by then.
 
 Rules: docs/spec/servers.md#range-scans.
 """
@@ -42,21 +42,21 @@ class ScanRequest:
     include_xattrs: bool
     start: bytes = b""
     end: bytes | None = None
-    """None: there is none."""
+    """None: no bound."""
     excludes_start: bool = False
     excludes_end: bool = False
     samples: int | None = None
     seed: int = 0
     vb_uuid: int | None = None
-    """Of the branch that must be here; the rest counts only with it."""
+    """The branch that must be here; the fields below count only with it."""
     seqno: int = 0
     needs_seqno: bool = False
-    """A document with just this seqno must be there."""
+    """Whether a document with exactly this seqno must be there."""
     timeout_ms: int = 0
 
     @classmethod
     def parse(cls, text: bytes) -> ScanRequest:
-        """The JSON of a request; members that nobody knows are ignored."""
+        """From the JSON of a request; unknown members are ignored."""
         try:
             content = json.loads(text)
         except (ValueError, RecursionError):
@@ -109,14 +109,14 @@ class RangeScan:
     vbucket: int
     request: ScanRequest
     session: Session
-    """Who asked last: a scan goes with its connection."""
+    """The connection that asked last: the scan ends with it."""
     ends_at: float
     keys: list[bytes] = field(repr=False)
     """As the store has them, the next one last."""
 
 
 class RangeScans:
-    """Those of a bucket."""
+    """The unfinished range scans of a bucket."""
 
     def __init__(self, most: int, lifetime_s: float) -> None:
         self._scans: dict[bytes, RangeScan] = {}
@@ -127,14 +127,14 @@ class RangeScans:
         return len(self._scans)
 
     def make_room(self, now: float) -> None:
-        """Forget those that are too old; 0x85 if there are too many all the same."""
+        """Forget scans that are too old; 0x85 if there are still too many."""
         for scan_id in [scan_id for scan_id, scan in self._scans.items() if scan.ends_at <= now]:
             del self._scans[scan_id]
         if len(self._scans) >= self._most:
             raise Refused(Status.EBUSY, f"there are {self._most} range scans already")
 
     def make(self, vbucket: VBucket, request: ScanRequest, session: Session, now: float) -> bytes:
-        """A new scan; its id."""
+        """Make a scan; returns its id."""
         keys = _chosen(vbucket.live_keys(request.collection), request)
         scan_id = session.node.rng.randbytes(16)
         self._scans[scan_id] = RangeScan(vbucket.id, request, session, now + self._lifetime_s, keys)
@@ -151,15 +151,15 @@ class RangeScans:
         return scan
 
     def end(self, scan_id: bytes) -> None:
-        """A scan is finished, or nobody wants the rest."""
+        """Forget a scan that is finished, or whose rest nobody wants."""
         self._scans.pop(scan_id, None)
 
     def forget(self, session: Session) -> None:
-        """A connection is gone, and its scans with it."""
+        """Forget the scans of a connection that is gone."""
         self._scans = {scan_id: scan for scan_id, scan in self._scans.items() if scan.session is not session}
 
     def vbucket_changed(self, vbucket: int) -> None:
-        """It moved, or is on another branch: what a scan has told of it may not go on with the rest."""
+        """Forget the scans of a vbucket that moved or changed its branch: the rest may not fit the start."""
         self._scans = {scan_id: scan for scan_id, scan in self._scans.items() if scan.vbucket != vbucket}
 
 

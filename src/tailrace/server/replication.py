@@ -1,8 +1,8 @@
 """What a node receives from other nodes: the orders that it was given, and the connections that follow.
 
 An order says from which node a vbucket comes. It stands until it is replaced: connections that break are made
-again, streams that end are asked for again. A takeover is tried once; who ordered it sees what came of it.
-Everything here runs on the owner's thread and takes ``now``; `dial` is the pump's.
+again, streams that end are asked for again. A takeover is tried once; `Replication.status` says how it ended.
+Everything here runs on the owner's thread; `Node.dial` is the pump's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TAKE_OVER = int(AddStreamFlag.TAKE_OVER)
 
 @dataclass(slots=True)
 class Order:
-    """A vbucket is to be received."""
+    """An order to receive a vbucket."""
 
     source: ReplicationSource
     flags: int
@@ -65,7 +65,7 @@ class Replication:
     # orders
 
     def order(self, orders: Mapping[int, tuple[ReplicationSource, int]], now: float) -> None:
-        """These and no others, from now on. What is under way and still ordered is not disturbed."""
+        """Follow these orders and no others from now on. What is under way and still ordered goes on."""
         for number in [number for number in self._orders if number not in orders]:
             self._drop(number)
         for number, (source, flags) in orders.items():
@@ -83,7 +83,7 @@ class Replication:
         self._advance(now)
 
     def ordered(self) -> dict[int, tuple[ReplicationSource, int]]:
-        """The orders that stand."""
+        """The current orders."""
         return {number: (order.source, order.flags) for number, order in self._orders.items()}
 
     def _drop(self, number: int) -> None:
@@ -168,7 +168,7 @@ class Replication:
         return min(times, default=None)
 
     def handle_timer(self, now: float) -> None:
-        """Try again what is due."""
+        """Retry what is due."""
         self._advance(now)
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ class Replication:
     # figures
 
     def status(self) -> dict[str, Any]:
-        """How each vbucket of the bucket stands."""
+        """The state of each vbucket of the bucket."""
         rows: dict[str, Any] = {}
         for vbucket in self._bucket.store:
             row: dict[str, Any] = {
@@ -216,14 +216,14 @@ def parse_orders(content: object, vbucket_count: int) -> dict[int, tuple[Replica
     """The orders of a REPLICATE request; `MalformedMessage` says what is wrong."""
     sources = content.get("sources") if isinstance(content, dict) else None
     if not isinstance(sources, list) or len(sources) > MAX_SOURCES:
-        raise MalformedMessage(f"replicate: sources is no list of up to {MAX_SOURCES}")
+        raise MalformedMessage(f"replicate: sources is not a list of up to {MAX_SOURCES}")
     orders: dict[int, tuple[ReplicationSource, int]] = {}
     for entry in sources:
         source = _source(entry)
         for name, flags in (("vbuckets", 0), ("takeover", _TAKE_OVER)):
             numbers = entry.get(name, [])
             if not isinstance(numbers, list):
-                raise MalformedMessage(f"replicate: {name} is no list")
+                raise MalformedMessage(f"replicate: {name} is not a list")
             for number in numbers:
                 if type(number) is not int or not 0 <= number < vbucket_count:
                     raise MalformedMessage("replicate: a vbucket that the bucket does not have")
@@ -235,7 +235,7 @@ def parse_orders(content: object, vbucket_count: int) -> dict[int, tuple[Replica
 
 def _source(entry: object) -> ReplicationSource:
     if not isinstance(entry, dict):
-        raise MalformedMessage("replicate: a source is no object")
+        raise MalformedMessage("replicate: a source is not an object")
     host, port = entry.get("host"), entry.get("port")
     if not isinstance(host, str) or not 1 <= len(host) <= 255:
         raise MalformedMessage("replicate: a source has no host")
@@ -245,12 +245,12 @@ def _source(entry: object) -> ReplicationSource:
     if not isinstance(dialect, str) or dialect not in DIALECTS:
         raise MalformedMessage(f"replicate: a source speaks one of {', '.join(DIALECTS)}")
     if dialect == UPR_A.name and entry.get("takeover"):
-        raise MalformedMessage(f"replicate: {dialect} has no word for a takeover")
+        raise MalformedMessage(f"replicate: {dialect} has no message for a takeover")
     name, password = entry.get("username"), entry.get("password")
     if name is None and password is None:
         return ReplicationSource(host, port, dialect=dialect, tls=_tls(entry))
     if not isinstance(name, str) or not isinstance(password, str):
-        raise MalformedMessage("replicate: username and password are texts, and go together")
+        raise MalformedMessage("replicate: username and password are strings, and go together")
     return ReplicationSource(host, port, Credentials(name, password), dialect, _tls(entry))
 
 
@@ -260,7 +260,7 @@ def _tls(entry: dict[str, Any]) -> SourceTls | None:
         return None
     ca, verify = (given.get("ca"), given.get("verify", True)) if isinstance(given, dict) else (None, None)
     if not isinstance(ca, str | None) or type(verify) is not bool:
-        raise MalformedMessage("replicate: tls is an object with a text ca and a boolean verify")
+        raise MalformedMessage("replicate: tls is an object with a string ca and a boolean verify")
     tls = SourceTls(ca, verify)
     try:
         tls.context()
@@ -270,4 +270,4 @@ def _tls(entry: dict[str, Any]) -> SourceTls | None:
 
 
 Dial = Callable[[Upstream], None]
-"""Make a socket for a connection, in the pump's own time; a failure is a `Upstream.close`."""
+"""Make a socket for a connection, in the pump's own time; a failure calls `Upstream.close`."""

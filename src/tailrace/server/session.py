@@ -7,9 +7,9 @@
 
 Requests are answered in their order. An answer that takes time (the disk, a compaction) keeps its place in a
 queue, and the answers behind it wait there, unless the peer takes them in any order; nothing else waits. A
-change stream's answers are not in that queue, so beside one the requests wait themselves. A peer that has too
-many unfinished commands, or does not read its answers, is not read any further (`wants_data`), nor one that
-has sent more than fits its turn (`has_backlog`).
+change stream's answers are not in that queue, so beside one the requests themselves wait. A peer that has too
+many unfinished commands, or does not read its answers, is not read from (`wants_data`), nor one that has sent
+more than fits its turn (`has_backlog`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Session:
         self.peer = peer
         self.tls = tls
         self.wake: Callable[[], None] = _nothing
-        """Called when there is something to send without `receive_data` or `handle_timer` having been."""
+        """Called when there is something to send without a call of `receive_data` or `handle_timer`."""
         self.closed = False
         self.close_reason: str | None = None
         self.name = ""
@@ -79,7 +79,7 @@ class Session:
         self.handler: Handler | None = None
         self.dialect: Dialect | None = None
         self.role: Role | None = None
-        """What the node is on a connection that is bound to a dialect."""
+        """The node's role on a connection that is bound to a dialect."""
 
         self._inbox = Inbox()
         self._answers = AnswerQueue()
@@ -104,8 +104,8 @@ class Session:
     # receiving
 
     def exchange(self, data: bytes, now: float) -> bytes:
-        """As `receive_data`, but answers that are ready at once are returned, if nothing waits before them,
-        and need not be asked for. That is the case for most reads of most connections.
+        """Like `receive_data`, but answers that are ready at once are returned if nothing waits before them,
+        which is so for most reads of most connections.
         """
         bucket = self.bucket
         if not (
@@ -148,7 +148,7 @@ class Session:
             self._process(data, now)
 
     def _take_bytes(self, now: float) -> None:
-        """Go on with the bytes that wait."""
+        """Process the bytes that wait."""
         if self._inbox.has_large:
             frame, data = self._inbox.take_large(self._room_for)
             self._last_frame_at = now
@@ -169,17 +169,17 @@ class Session:
 
     @property
     def queued_bytes(self) -> int:
-        """Of answers that nobody has asked for with `data_to_send` yet."""
+        """Bytes of answers that `data_to_send` has not returned yet."""
         return self._answers.size
 
     @property
     def unprocessed_bytes(self) -> int:
-        """Of requests that have come and can't be processed yet, with what keeping them in pieces takes."""
+        """Bytes of requests that can't be processed yet, with the overhead of keeping them in pieces."""
         return self._inbox.size
 
     @property
     def wants_data(self) -> bool:
-        """Whether the peer should be read."""
+        """Whether to read from the peer."""
         return self._takes_requests() and not self.has_backlog
 
     def _takes_requests(self) -> bool:
@@ -187,14 +187,14 @@ class Session:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether requests have come that only wait for the connection's next turn."""
+        """Whether requests have come that wait only for the connection's next turn."""
         if self._has_free_requests:
             return not self._held_up()
         return self._inbox.has_request and self._takes_requests()
 
     @property
     def _has_free_requests(self) -> bool:
-        """Those that were held may go on."""
+        """Whether the requests that were held may go on."""
         return bool(self._inbox.held) and not self._answers.unfinished
 
     def _held_up(self) -> bool:
@@ -213,7 +213,7 @@ class Session:
         turn_ends = monotonic() + TURN_S
         try:
             while self._takes_requests():
-                # not beside a change stream, whose answers must be asked for first
+                # not beside a change stream, whose answers must be fetched first
                 if (
                     self.bucket is not None
                     and self.login.authenticated
@@ -225,7 +225,7 @@ class Session:
                     at, answers = fastpath.run(self, self.bucket, data, at)
                     if answers:
                         self.send_answer(answers)
-                    # A turn takes up one request at least: what took so long would take as long in the next.
+                    # A turn processes one request at least: a slow one would be as slow in the next turn.
                     if at > before and monotonic() >= turn_ends:
                         break
                 if at < end:
@@ -270,13 +270,13 @@ class Session:
             self.handler is not None or held or is_stream_frame(frame, self.dialect)
         )
         if waits and not may_overtake(frame, self.dialect):
-            # its answer would not be in our queue, and overtake that of the unfinished one
+            # its answer would not be in our queue, and would overtake that of the unfinished one
             self._inbox.hold(frame)
         else:
             self._take_request(frame, now)
 
     def _take_held(self, now: float) -> None:
-        """Take up the requests that waited, up to the next one that takes time."""
+        """Process the requests that waited, up to the next one that takes time."""
         monotonic = self.node.clock.monotonic
         turn_ends = monotonic() + TURN_S
         inbox, answers = self._inbox, self._answers
@@ -452,7 +452,7 @@ class Session:
         return Refused(Status.NOT_MY_VBUCKET, "", value, datatype)
 
     def push(self, message: bytes) -> None:
-        """Send what nobody asked for."""
+        """Send a message that nobody asked for."""
         if not self.closed:
             self._answers.add_first(message)
             self.wake()
@@ -460,7 +460,7 @@ class Session:
     # what HELLO, login and bucket selection change
 
     def set_features(self, granted: list[int]) -> None:
-        """From now on these and no others."""
+        """Grant these and no others from now on."""
         self.granted = GrantedFeatures(granted, is_dcp=self.dialect is DCP)
         self._answers.is_ordered = Feature.UNORDERED_EXECUTION not in self.granted.codes
 
@@ -470,7 +470,7 @@ class Session:
         return settings.max_frame if self.login.authenticated else settings.max_frame_before_login
 
     def login_begun(self) -> None:
-        """A login goes on with another step."""
+        """A login needs another step."""
         self.login.begin(self.node.clock.monotonic())
 
     def login_done(self, *, ok: bool) -> None:
@@ -495,7 +495,7 @@ class Session:
         """What is to be sent next: all answers that are ready, then the change stream's, to about
         ``max_bytes``.
 
-        Sending makes room: requests that were held up are taken up again.
+        Sending makes room: requests that were held up are processed.
         """
         out: list[bytes | memoryview] = []
         size = 0
@@ -514,7 +514,7 @@ class Session:
         return out
 
     def _go_on(self, now: float) -> None:
-        """The next turn of what has come: first what was held."""
+        """The next turn for what has come, held requests first."""
         if self._has_free_requests:
             self._take_held(now)
         else:

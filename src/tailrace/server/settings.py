@@ -1,7 +1,7 @@
 """One table of everything that can be set: name, kind, default, what it is.
 
 ``tailrace serve --set NAME=VALUE`` and ``--set help``, the store's settings and the docs page all come from
-here. Each peer-driven growth has a limit in this table.
+here. Everything that a peer can make grow has a limit in this table.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SHARE = _Kind("share", parse_share, lambda value: f"{value:g}")
 _BOOLEAN = _Kind("true|false", _parse_boolean, lambda value: str(value).lower())
 
 
-_STORE = StoreSettings()  # the defaults of what goes on to it
+_STORE = StoreSettings()  # the defaults of what is passed on to it
 
 
 def _setting(kind: _Kind, default: Any, about: str, minimum: float = 0) -> Any:
@@ -59,7 +59,7 @@ def _setting(kind: _Kind, default: Any, about: str, minimum: float = 0) -> Any:
 
 @dataclass(slots=True)
 class Settings:
-    """The limits and intervals of a node; those of the same name go on to the store."""
+    """The limits and intervals of a node; those that the store has too are passed on to it."""
 
     # connections
     max_connections: int = _setting(_NUMBER, 10_000, "open connections; any more are closed at once", 1)
@@ -105,7 +105,7 @@ class Settings:
     answer_cache: int = _setting(_SIZE, 32 << 20, "cache of ready-made answers to gets, per bucket")
     persist_timeout: float = _setting(_SECONDS, 30.0, "a command may wait for the disk", 0.001)
 
-    slow_command: float = _setting(_SECONDS, 1.0, "a command may take before it is told as slow")
+    slow_command: float = _setting(_SECONDS, 1.0, "a command may take before it is reported as slow")
     compact_timeout: float = _setting(
         _SECONDS, 600.0, "a compaction or rewind may take while a command waits for it", 0.001
     )
@@ -165,12 +165,12 @@ class Settings:
     history_retention_seconds: float = _setting(
         _SECONDS,
         _STORE.history_retention_seconds,
-        "every version of the last so many is kept for readers that ask for all; 0: of any age",
+        "for which every version is kept, for readers that ask for all; 0: of any age",
     )
     history_retention_bytes: int = _setting(
         _SIZE,
         _STORE.history_retention_bytes,
-        "every version is kept up to this size of a bucket; 0: of any size, or none at all if both are 0",
+        "size of a bucket up to which every version is kept; 0: any size, or none at all if both are 0",
     )
     tombstone_age: float = _setting(_SECONDS, _STORE.tombstone_age, "before compaction forgets a deletion")
     expiry_pager_interval: float = _setting(
@@ -209,7 +209,7 @@ class Settings:
         setattr(self, setting.name, value)
 
     def for_store(self) -> StoreSettings:
-        """The part that the store wants to know."""
+        """The part that the store needs."""
         names = {option.name for option in fields(self)}
         return StoreSettings(
             **{

@@ -1,4 +1,4 @@
-"""Commands that took long, from when their request came to their answer: told as an event and as a trace."""
+"""Commands that took long from request to answer: reported as an event and as a trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["note_answer"]
 
 
 def note_answer(call: Call[Any], answer: bytes | None) -> None:
-    """A command is answered, or has nothing to say."""
+    """Report a command that is answered, or has nothing to say, if it took long."""
     session = call.session
     node = session.node
     took_s = node.clock.monotonic() - call.now

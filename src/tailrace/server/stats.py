@@ -38,7 +38,7 @@ class Counters:
 
 @dataclass(slots=True)
 class Histogram:
-    """Durations in classes that double, from a microsecond on."""
+    """Durations in classes that double, from a microsecond up."""
 
     count: int = 0
     total_s: float = 0.0
@@ -60,7 +60,7 @@ class Histogram:
 
 
 def snapshot(node: Node) -> Iterator[dict[str, Any]]:
-    """Everything as one JSON object, step by step; it is whole with the last one."""
+    """Everything as one JSON object, step by step; it is complete after the last step."""
     buckets: dict[str, Any] = {}
     connections: list[dict[str, Any]] = []
     everything = {"node": dict(_general(node)), "buckets": buckets, "connections": connections}
@@ -78,7 +78,7 @@ def snapshot(node: Node) -> Iterator[dict[str, Any]]:
 
 
 def group(node: Node, bucket: ServedBucket | None, text: str) -> Stats:
-    """The statistics of a group by the name that STAT has; the words behind it narrow it down."""
+    """The statistics of a group by its name in STAT; the words after it narrow it down."""
     name, *words = text.split(" ") if text else [""]
     figures_of = GROUPS.get(name)
     if figures_of is None:
@@ -252,7 +252,7 @@ def _bucket(bucket: ServedBucket) -> Stats:
     for state, count in states.items():
         yield f"vb_{state.name.lower()}_num", count
         yield f"vb_{state.name.lower()}_curr_items", items[state]
-    yield "vb_active_expired", store.stats()["expirations"]  # elsewhere nothing expires: a replica is told
+    yield "vb_active_expired", store.stats()["expirations"]  # only there: replicas receive expirations
     yield "vb_replica_expired", 0
     yield "vb_pending_expired", 0
     yield "ep_commit_num", bucket.work.flush_times.count

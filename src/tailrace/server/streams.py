@@ -52,7 +52,7 @@ FACTORIES: dict[tuple[str, Role], Factory] = {
 def open_handler(
     host: Host, dialect: Dialect, role: Role, wake: Callable[[], None], now: float
 ) -> Handler | None:
-    """A machine for a connection that has just been bound; None if nobody serves that."""
+    """A machine for a connection that has just been bound; None if that is not served."""
     factory = FACTORIES.get((dialect.name, role))
     return None if factory is None else factory(host, wake, now)
 
@@ -66,15 +66,15 @@ def is_stream_frame(frame: Frame, dialect: Dialect | None) -> bool:
 
 
 def is_in_dialect(frame: Frame, dialect: Dialect) -> bool:
-    """Whether a frame of a change stream belongs to the one that its connection speaks."""
+    """Whether a frame of a change stream belongs to the dialect that its connection speaks."""
     if dialect is UPR_A:
         return frame.opcode == Op.SET and frame.extras_length != 8
     return (frame.opcode in _TAP_OPCODES) == (dialect is TAP)
 
 
 def may_overtake(frame: Frame, dialect: Dialect | None) -> bool:
-    """Whether a request need not wait for the one before it: an ack has no answer, and a no-op asks whether
-    we are there.
+    """Whether a request need not wait for the one before it: an ack has no answer, and a no-op only asks
+    whether we are alive.
     """
     if dialect is not DCP:
         return False
@@ -193,7 +193,7 @@ class StreamHost:
         if frame.datatype & Datatype.XATTR:
             self._bucket.xattrs_seen = True
         if frame.opcode == DcpOpcode.MUTATION and not frame.cas:
-            # Nobody could compare a live document without a CAS. Every replica makes the same one.
+            # A live document needs a CAS for comparisons. Every replica makes the same one.
             frame.cas = int.from_bytes(frame.body[_SEQNO], "big")
         node = self._session.node
         now_s = node.clock.time_ns() // 1_000_000_000

@@ -1,7 +1,7 @@
 """Paths inside JSON texts: find a value, cut it out, put another in its place.
 
 The text is edited, not parsed and written again: whatever a path does not touch keeps its bytes, the order of
-its members, its blanks and the digits of its numbers. Values are skipped by the standard library's scanner.
+its members, its whitespace and the digits of its numbers. The standard library's scanner skips values.
 
     path      a.b[0]."c"...    members by name, elements by [number], [-1] is the last; `a.b` in backticks
                                is one name, and a doubled backtick in it stands for itself
@@ -102,7 +102,7 @@ def _name(text: str, at: int) -> tuple[str, int]:
 
 
 class Span(NamedTuple):
-    """Where a value stands in a text."""
+    """Where a value is in a text."""
 
     start: int
     end: int
@@ -174,7 +174,7 @@ def _step(text: str, at: Span, step: str | int) -> Span | None:
 
 
 def _follow(text: str, path: Path) -> tuple[Span, int]:
-    """As far as the path goes: the last value found, and how many steps that was."""
+    """Follow a path as far as it goes: the last value found, and how many steps that took."""
     span = _root(text)
     for done, step in enumerate(path):
         next_span = _step(text, span, step)
@@ -192,7 +192,7 @@ def _find(text: str, path: Path) -> Span:
 
 
 def get(text: str, path: Path) -> str:
-    """The value at a path, as it stands there."""
+    """The value at a path, as it is in the text."""
     if not path:
         raise SubdocError(Status.SUBDOC_PATH_EINVAL, "an empty path names the whole document")
     start, end = _find(text, path)
@@ -200,7 +200,7 @@ def get(text: str, path: Path) -> str:
 
 
 def exists(text: str, path: Path) -> str:
-    """Nothing, or an error."""
+    """Nothing if there is a value at the path, otherwise an error."""
     get(text, path)
     return ""
 
@@ -221,16 +221,16 @@ LOOKUPS: dict[int, Callable[[str, Path], str]] = {
     Op.SUBDOC_GET_COUNT: get_count,
 }
 
-# writing: each takes the text, the path, the new value and the flags, and gives the new text and a result
+# writing: each takes the text, the path, the new value and the flags, and returns the new text and a result
 
 
 def new_root(path: Path) -> str:
-    """What a path is written into where there is no document."""
+    """What a path is written into if there is no document."""
     return "[]" if not path or isinstance(path[0], int) else "{}"
 
 
 def _value(raw: str) -> str:
-    """A value to be put in, checked."""
+    """A value to insert, checked."""
     text = raw.strip(" \t\r\n")
     if not text:
         raise SubdocError(Status.SUBDOC_VALUE_CANTINSERT, "the value is empty")
@@ -239,12 +239,12 @@ def _value(raw: str) -> str:
     except RecursionError:
         raise SubdocError(Status.SUBDOC_VALUE_E2DEEP) from None
     except ValueError:
-        raise SubdocError(Status.SUBDOC_VALUE_CANTINSERT, "the value is no JSON") from None
+        raise SubdocError(Status.SUBDOC_VALUE_CANTINSERT, "the value is not JSON") from None
     return text
 
 
 def _values(raw: str) -> str:
-    """Values to be put into an array, separated by commas, checked."""
+    """Values to insert into an array, separated by commas, checked."""
     return _value(f"[{raw}]")[1:-1].strip(" \t\r\n") or _value("")
 
 
@@ -274,7 +274,7 @@ def _created(text: str, path: Path, flags: int, value: str) -> str:
 
 
 def _named(path: Path) -> None:
-    """Dictionary operations end in a name."""
+    """Refuse a path that does not end in a name, for dictionary operations."""
     if not path or isinstance(path[-1], int):
         raise SubdocError(Status.SUBDOC_PATH_EINVAL, "the path does not end in a name")
 
@@ -290,7 +290,7 @@ def dict_upsert(text: str, path: Path, raw: str, flags: int) -> tuple[str, str]:
 
 
 def dict_add(text: str, path: Path, raw: str, flags: int) -> tuple[str, str]:
-    """Write a member that is not there."""
+    """Write a member that is not there yet."""
     _named(path)
     value = _value(raw)
     if _follow(text, path)[1] == len(path):
@@ -306,7 +306,7 @@ def replace(text: str, path: Path, raw: str, flags: int) -> tuple[str, str]:
 
 
 def delete(text: str, path: Path, raw: str, flags: int) -> tuple[str, str]:
-    """Take a member or element out, with the comma that belongs to it."""
+    """Remove a member or element, with the comma that belongs to it."""
     if not path:
         raise SubdocError(Status.SUBDOC_PATH_EINVAL, "an empty path names the whole document")
     parent = _find(text, path[:-1])
@@ -370,7 +370,7 @@ def array_insert(text: str, path: Path, raw: str, flags: int) -> tuple[str, str]
 
 
 def array_add_unique(text: str, path: Path, raw: str, flags: int) -> tuple[str, str]:
-    """Add a plain value to an array of plain values if it is not in it."""
+    """Add a plain value to an array of plain values if it is not there yet."""
     value = _value(raw)
     if value[0] in "{[":
         raise SubdocError(Status.SUBDOC_VALUE_CANTINSERT, "only plain values can be unique")

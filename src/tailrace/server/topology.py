@@ -2,8 +2,8 @@
 
 A node alone makes its own map from the states of its vbuckets; in a cluster the coordinator sets one on every
 node (SET_CLUSTER_CONFIG), and that text is handed out as it came. Maps are ordered by (epoch, rev), and
-clients only take a greater one: a node's own maps have epoch 1 and begin at the time of its start, so that a
-restarted node is never behind itself.
+clients only take a greater one: a node's own maps have epoch 1 and a rev that begins at the time of its
+start, so that a restarted node is never behind itself.
 
 Rules: docs/spec/bootstrap.md#cluster-config, docs/spec/servers.md#order-of-configs.
 """
@@ -74,11 +74,11 @@ class AlternateAddress:
 
     @classmethod
     def parse(cls, text: str) -> AlternateAddress:
-        """From ``NETWORK=HOST[:PORT[:TLS_PORT]]``; an IPv6 address stands in brackets."""
+        """From ``NETWORK=HOST[:PORT[:TLS_PORT]]``; an IPv6 address is in brackets."""
         match = _ALTERNATE.fullmatch(text)
         if match is None or match["network"] in ("default", "auto"):
             raise UsageError(
-                f"{text[:100]!r} is no address on another network, write NETWORK=HOST[:PORT[:TLS_PORT]], "
+                f"{text[:100]!r} is not an address on another network, write NETWORK=HOST[:PORT[:TLS_PORT]], "
                 "as in external=node1.example.com:31210:31207"
             )
         ports = [None if digits is None else int(digits) for digits in (match["port"], match["tls_port"])]
@@ -87,7 +87,7 @@ class AlternateAddress:
         return cls(match["network"], match["host"].removeprefix("[").removesuffix("]"), *ports)
 
     def to_json(self) -> dict[str, Any]:
-        """Its entry in nodesExt. Management is where documents are, as on the node itself."""
+        """Its entry in nodesExt. Management has the same port as documents, as on the node itself."""
         ports: dict[str, int] = {}
         if self.port is not None:
             ports |= {"kv": self.port, "mgmt": self.port}
@@ -108,8 +108,8 @@ class NodeAddress:
 
     @property
     def mgmt_port(self) -> int:
-        """Where management is served: on the web port, or beside the binary protocol. Clients call a config
-        without such a port invalid, and one where two nodes of a host have the same.
+        """Where management is served: on the web port, or beside the binary protocol. Clients reject a config
+        without such a port, or with the same one for two nodes of a host.
         """
         return self.port if self.web_port is None else self.web_port
 
@@ -135,7 +135,7 @@ class ServedMap:
         return self.epoch, self.rev
 
     def is_known(self, known: tuple[int, int] | None) -> bool:
-        """Whether somebody who has that version needs this one no more."""
+        """Whether a client that has that version does not need this one."""
         return known is not None and known >= self.version
 
     def shown_to(self, granted: GrantedFeatures) -> tuple[bytes, int]:

@@ -1,6 +1,6 @@
 """TCP connections with less between the socket and its protocol than asyncio puts there.
 
-asyncio's own transports serve every kind of socket and loop. Where each read brings one request they took a
+asyncio's own transports serve every kind of socket and loop. When each read brings one request they take a
 sixth of the whole time, and they copy what a peer does not take at once. These do only what a node needs and
 keep asyncio's contract, so that a protocol can't tell the difference; TLS stays with asyncio.
 """
@@ -25,29 +25,29 @@ log = logging.getLogger("tailrace.server")
 _READ_BYTES = 256 << 10
 _PIECES = 64
 _SEND_BYTES = 1 << 20
-"""At most so many pieces go to one system call, and about so many bytes: on a machine of its own the system
-does the receiver's work in it too, and took 20 ms for what it accepts of a value of 20 MiB.
+"""At most this many pieces, and about this many bytes, go to one system call: over loopback the system does
+the receiver's work in it too, and took 20 ms for what it accepts of a value of 20 MiB.
 """
 _AT_ONCE = 64
-"""At most so many connections are accepted in a row."""
+"""At most this many connections are accepted in a row."""
 _OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _RETRY_S = 1.0
 _IN_A_ROW = 16
 """About how many sockets are served before the loop's other work has its turn."""
 _POLL_S = 2 * TURN_S
-"""For how long sockets are served before that."""
+"""How long sockets are served before that."""
 _READABLE, _WRITABLE = 1, 4  # EPOLLIN and EPOLLOUT
-_BUG = "a bug in what handles a connection, which is closed"
+_BUG = "a bug in handling a connection, which is closed"
 _HELD = 16
 _HELD_BYTES = 128 << 10
-"""At most so many answers, and so many bytes, are held back while several sockets are read."""
+"""At most this many answers, and this many bytes, are held back while several sockets are read."""
 _WORTH_HOLDING_BYTES = 1 << 10
 """A smaller answer is for a peer that asks for one thing at a time; it is sent at once."""
 
 
 class Poller:
-    """Waits for many sockets in place of the loop, which sees a single descriptor. What is ready is called
-    from here, and looked for again at once: a turn of the loop costs more than a get.
+    """Waits for many sockets in place of the loop, which sees a single descriptor. Ready sockets are served
+    from here, and it polls again at once: a turn of the loop costs more than a get.
 
     If several sockets are ready, all are read before large answers are sent. Sending between two reads would
     empty the processor's caches, and would wake a peer that then waits for answers on its other connections.
@@ -62,8 +62,8 @@ class Poller:
         self._readers: dict[int, Callable[[], None]] = {}
         self._writers: dict[int, Callable[[], None]] = {}
         self._due: deque[tuple[int, int]] = deque()
-        """Ready, and not served yet. They are kept because epoll moves every socket that it has reported to
-        the end of its own list: asked again, it might never report some of them in time.
+        """Sockets that are ready and not served yet. They are kept because epoll moves every socket that it
+        has reported to the end of its own list: polled again, it might report some of them too late.
         """
 
     def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
@@ -112,7 +112,7 @@ class Poller:
             try:
                 while due:
                     fd, events = due.popleft()
-                    # A callback may have ended what another one was to be called for.
+                    # An earlier callback may have removed this one.
                     if events & ~_WRITABLE and (read := readers.get(fd)) is not None:
                         read()
                     if events & ~_READABLE and (write := writers.get(fd)) is not None:
@@ -141,7 +141,7 @@ class Poller:
 
 
 def _some(pieces: Iterable[bytes | bytearray | memoryview]) -> list[bytes | bytearray | memoryview]:
-    """As much of these as goes to one system call."""
+    """As much of these as goes into one system call."""
     some: list[bytes | bytearray | memoryview] = []
     left = _SEND_BYTES
     for piece in islice(pieces, _PIECES):
@@ -159,7 +159,7 @@ def _send_joined(to: socket.socket, pieces: list[bytes | bytearray | memoryview]
 _send: Callable[[socket.socket, list[bytes | bytearray | memoryview]], int] = getattr(
     socket.socket, "sendmsg", _send_joined
 )
-"""Several pieces in one system call; Windows has none for it."""
+"""Sends several pieces in one system call; Windows has none for that."""
 
 
 class PlainTransport(asyncio.Transport):
@@ -241,7 +241,7 @@ class PlainTransport(asyncio.Transport):
         return self._unsent_bytes
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send; what does not go at once is kept as it is, so the caller must not change it any more."""
+        """Send; what does not go at once is kept without a copy, so the caller must not change it then."""
         if self._is_lost:
             return
         if self._unsent:
@@ -273,7 +273,9 @@ class PlainTransport(asyncio.Transport):
         return isinstance(poller, Poller) and poller.holds and poller.hold(self, size)
 
     def send_held(self) -> None:
-        """Send what was written while others were read; others wait for their turn behind it."""
+        """Send what was written while other sockets were read. Others are sent after it, so it never
+        raises.
+        """
         try:
             if self._unsent:
                 self._write()
@@ -284,7 +286,7 @@ class PlainTransport(asyncio.Transport):
             self._fail(error)
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """As `write`, for several: in one system call, and none of them is copied."""
+        """Like `write`, for several pieces: in one system call, without copying."""
         pieces = list(list_of_data)
         if not self._unsent and not self._is_lost:
             try:
@@ -382,7 +384,7 @@ def accept_plain(
                 connection.setblocking(False)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 PlainTransport(loop, poller, connection, protocol_of())
-            except OSError:  # it is gone already
+            except OSError:  # the peer is gone already
                 connection.close()
             except BaseException:
                 connection.close()

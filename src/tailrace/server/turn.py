@@ -1,8 +1,8 @@
 """How long one connection has the loop before the others have their turn.
 
-One thread serves everybody. Whatever a peer sends, refused requests too, is taken up for about `TURN_S`; what
-is left waits, unread, until the loop has been round. A single request that takes longer is not cut short;
-where that is because of a value's size, the value is copied as seldom as possible.
+One thread serves everybody. Whatever a peer sends, refused requests too, is processed for about `TURN_S`; the
+rest waits, unread, until the loop comes round again. A single request that takes longer is not cut short; if
+its value's size is the reason, the value is copied as rarely as possible.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A connection that the node makes itself, to another node whose changes it replicates; no sockets.
 
 To the pump it looks like a `Session`: bytes in, bytes out, timers. It introduces itself, logs in, opens the
-other node as producer, and from then on a `DcpReplica` has the word, or its like of the dialect that the
-source speaks.
+other node as producer, and then hands over to a `DcpReplica`, or its counterpart in the source's dialect.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ DIALECTS: Mapping[str, Replica] = {
     UPR_A.name: UprAReplica,
     UPR_B.name: UprBReplica,
 }
-"""What a node can ask another one for changes in; in TAP the other one pushes."""
+"""The dialects in which a node can ask another one for changes; in TAP the other one pushes."""
 
 _OLD_FEATURES = tuple(feature for feature in REPLICA_FEATURES if feature != Feature.COLLECTIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTls:
-    """Whom a node believes that dials another one by TLS."""
+    """Whom a node trusts when it connects to another one by TLS."""
 
     ca: str | None = field(default=None, repr=False)
     """Certificates in PEM form; None: the system's authorities."""
@@ -132,7 +131,7 @@ class Upstream:
         return datatypes(self.features) | Datatype.JSON
 
     def claim_name(self, name: bytes) -> None:
-        """Nobody opens a connection that we made."""
+        """Do nothing: the peer names no stream on a connection that we made."""
 
     def not_my_vbucket(self) -> tuple[bytes, int]:
         return b"", 0
@@ -140,7 +139,7 @@ class Upstream:
     # receiving
 
     def exchange(self, data: bytes, now: float) -> bytes:
-        """Bytes from the other node; what there is to say comes by `data_to_send`."""
+        """Take bytes from the other node; answers come by `data_to_send`."""
         if not self.closed:
             self._framer.feed(data)
             self._process(now)
@@ -200,7 +199,7 @@ class Upstream:
     # sending
 
     def data_to_send(self, max_bytes: int = 256 << 10) -> list[bytes | memoryview]:
-        """What is to be sent; frames that were held up are taken up again."""
+        """What is to be sent; also processes frames that were held up."""
         self._process(self.node.clock.monotonic())
         out, self._out = self._out, []
         if self.handler is not None:
@@ -230,7 +229,7 @@ class Upstream:
     # the end
 
     def close(self, reason: str) -> None:
-        """The connection is of no use any more."""
+        """End the connection, which is of no more use."""
         if self.closed:
             return
         self._machine.feed(UpstreamInput.CLOSED)

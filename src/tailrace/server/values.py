@@ -26,7 +26,7 @@ __all__ = [
 _SYSTEM_XATTR = "_"
 _MAX_XATTR_NAME = 15
 MAX_SYSTEM_XATTRS = 1 << 20
-"""Bytes of the system xattrs of a document, which have room beside its largest value."""
+"""Bytes of a document's system xattrs, which may come on top of the largest value."""
 
 
 def inflate(value: bytes, datatype: int, limit: int) -> tuple[bytes, int]:
@@ -68,7 +68,7 @@ def checked_value(value: bytes, datatype: int, settings: Settings) -> tuple[byte
 
 
 def system_xattrs(xattrs: dict[str, bytes]) -> dict[str, bytes]:
-    """Those that outlive their document."""
+    """The xattrs that outlive their document."""
     return {name: text for name, text in xattrs.items() if name.startswith(_SYSTEM_XATTR)}
 
 

@@ -1,4 +1,4 @@
-"""Who is called when a vbucket changes: the streams that read it."""
+"""What is called when a vbucket changes: the streams that read it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class Watchers:
         self._changed(vbucket)
 
     def watch(self, vbucket: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back whenever the history, state or existence of a vbucket changed; returns what ends it."""
+        """Call back whenever a vbucket's history, state or existence changes; returns what to call to end
+        it.
+        """
         watchers = self._watchers.setdefault(vbucket, [])
         watchers.append(callback)
         if len(watchers) == 1:
@@ -46,8 +48,8 @@ class Watchers:
                     self._attach_waiting(vbucket)
 
     def await_append(self, vbucket: int, callback: Callable[[], None]) -> None:
-        """Call one that watches a vbucket once more, after its next change. A stream that has enough to do
-        does not ask for that, and then writers pay nothing for it.
+        """Call a vbucket's watcher once, after the next change. A stream that has enough to do does not ask
+        for that, and then writers pay nothing for it.
         """
         waiting = self._waiting.setdefault(vbucket, {})
         waiting[callback] = None
@@ -55,13 +57,13 @@ class Watchers:
             self._attach_waiting(vbucket)
 
     def _attach_watchers(self, vbucket: int) -> None:
-        """Give the store's vbucket the callback of those who watch, or take it away; it may be a new one."""
+        """Give the store's vbucket, which may be a new one, the callback of its watchers, or take it away."""
         stored = self._stored(vbucket)
         if stored is not None:
             stored.on_change(partial(self._changed, vbucket) if vbucket in self._watchers else None)
 
     def _attach_waiting(self, vbucket: int) -> None:
-        """The same for those who wait for its next change."""
+        """The same for those that wait for its next change."""
         stored = self._stored(vbucket)
         if stored is not None:
             stored.on_append(partial(self._appended, vbucket) if vbucket in self._waiting else None)

@@ -35,13 +35,13 @@ def get_cluster_config(call: Call[admin.GetClusterConfig]) -> Reply:
 
 @command(admin.SetClusterConfig, needs_bucket=False)
 def set_cluster_config(call: Call[admin.SetClusterConfig]) -> Reply:
-    """The coordinator's map; one that is older than what is here is refused."""
+    """Takes the coordinator's map; one that is older than the current one is refused."""
     request, node = call.request, call.node
     try:
         content = json.loads(request.value)
     except (ValueError, RecursionError):
-        raise MalformedMessage("the cluster map is no JSON") from None
-    # clients crash on a config without these, so it never gets to them
+        raise MalformedMessage("the cluster map is not JSON") from None
+    # clients crash on a config without these, so it must never reach them
     if not isinstance(content, dict) or not isinstance(content.get("nodesExt"), list):
         raise MalformedMessage("a cluster map has a list nodesExt")
     if (content.get("revEpoch"), content.get("rev")) != (request.epoch, request.revision):
@@ -56,7 +56,7 @@ def set_cluster_config(call: Call[admin.SetClusterConfig]) -> Reply:
     node.set_map(name, new)
     uuid = content.get("uuid")
     if name and isinstance(uuid, str) and _UUID.fullmatch(uuid):
-        # kept, so that readers know the bucket again when the node starts without anybody to give it a map
+        # kept, so that readers recognise the bucket when the node starts and nobody gives it a map
         node.buckets[name].store.set_uuid(uuid)
     return call.success()
 
@@ -70,7 +70,7 @@ def deregister_tap_client(call: Call[admin.DeregisterTapClient]) -> Reply:
 
 @command(admin.ChangeVbFilter)
 def change_vb_filter(call: Call[admin.ChangeVbFilter]) -> Reply:
-    """Another list of vbuckets for a TAP reader that is connected."""
+    """Changes the vbuckets of a TAP reader that is connected."""
     client = call.bucket.tap.get(call.request.key.decode("utf-8", "backslashreplace"))
     if client is None or client.producer is None:
         raise Refused(Status.EINVAL, "no TAP reader of that name is connected")

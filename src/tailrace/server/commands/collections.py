@@ -51,7 +51,7 @@ def get_collection_id(call: Call[admin.GetCollectionId]) -> Reply:
 
 @command(admin.GetScopeId)
 def get_scope_id(call: Call[admin.GetScopeId]) -> Reply:
-    """By name; of ``scope.collection`` the collection is not looked at."""
+    """By name; in ``scope.collection`` the collection is ignored."""
     names = call.request.path.decode("utf-8", "replace").split(".")
     if len(names) > 2:
         raise MalformedMessage("the path is neither scope nor scope.collection")

@@ -1,4 +1,4 @@
-"""Greeting, login and what else a connection asks about itself and the server.
+"""Greeting, login and whatever else a connection asks about itself and the server.
 
 Rules: docs/spec/header.md#connection-commands.
 """
@@ -27,7 +27,7 @@ _COMPATIBLE = "7.6.0"
 
 @command(admin.Hello, needs_bucket=False)
 def hello(call: Call[admin.Hello]) -> Reply:
-    """Clears the features of an earlier hello, then grants what we have of what is asked for."""
+    """Clears the features of an earlier hello, then grants those asked for that we have."""
     request, session = call.request, call.session
     if session.unfinished and Feature.UNORDERED_EXECUTION in session.features:
         raise Refused(Status.NOT_SUPPORTED, "wait for the answers of the commands before")
@@ -38,7 +38,7 @@ def hello(call: Call[admin.Hello]) -> Reply:
 
 
 def _client_name(key: bytes) -> str:
-    """The client's name for the log: as it stands, or member ``a`` of a JSON object."""
+    """The client's name for the log: as it was sent, or member ``a`` of a JSON object."""
     text = key.decode("utf-8", "backslashreplace")
     if text.startswith("{"):
         try:
@@ -79,8 +79,8 @@ def login(call: Call[admin.SaslAuth]) -> Reply:
 
 
 def _bucket_of_old_tool(call: Call[admin.SaslAuth]) -> ServedBucket | None:
-    """Old tools log in with a bucket's name and an empty password, and are in that bucket then. A node with
-    users does not know that: there a name is somebody's.
+    """Old tools log in with a bucket's name and an empty password, and are then in that bucket. A node with
+    users does not support that: there a name is a user's.
     """
     request = call.request
     if call.node.needs_login or request.OPCODE != Op.SASL_AUTH or request.key != b"PLAIN":
@@ -109,7 +109,7 @@ def version(call: Call[admin.Version]) -> Reply:
 
 @command(admin.Verbosity, needs_bucket=False)
 def verbosity(call: Call[admin.Verbosity]) -> Reply:
-    """The node's log is its operator's: a client's wish is heard and not followed."""
+    """Accepted and ignored: the node's log is its operator's."""
     return call.success()
 
 
@@ -123,7 +123,7 @@ def get_error_map(call: Call[admin.GetErrorMap]) -> Reply:
 
 @command(admin.Stat, needs_bucket=False)
 def stat(call: Call[admin.Stat]) -> Reply:
-    """One packet a figure, then an empty one."""
+    """One packet per figure, then an empty one."""
     request = call.request
     text = request.key.decode("utf-8", "replace")
     packets = [

@@ -1,6 +1,6 @@
 """Documents: get, set and their relatives, counters, append, touch, locks.
 
-What a request brings is looked at before the vbucket: its value, then its key, which is the order of servers.
+A request's own contents are checked before the vbucket: its value, then its key, as real servers do.
 
 Rules: docs/spec/header.md#document-commands.
 """
@@ -23,7 +23,7 @@ from ..values import checked_value, split_document
 __all__ = ["document_answer", "incoming", "kept_xattrs"]
 
 LOCKED_CAS = (1 << 64) - 1
-"""What a reader sees as CAS of a document that is locked."""
+"""The CAS of a locked document, as a reader sees it."""
 
 DEFAULT_LOCK_S = 15
 MAX_LOCK_S = 30
@@ -32,7 +32,7 @@ _NOT_PLAIN = int(Datatype.SNAPPY | Datatype.XATTR)
 
 
 def find_to_send(vbucket: VBucket, key: bytes) -> StoredDocument:
-    """The live document, for an answer; 0x01 if there is none. A large value is not cut out, which would copy
+    """The live document, for an answer; 0x01 if there is none. A large value is not cut out: that would copy
     it once more.
     """
     frame = vbucket.get(key)
@@ -106,7 +106,7 @@ def get(call: Call[kv.Get]) -> Reply:
 
 @command(kv.GetReplica)
 def get_replica(call: Call[kv.GetReplica]) -> Reply:
-    """As it is here: perhaps older than on the active. Locks are the active's alone."""
+    """The document as it is here, perhaps older than on the active. Only the active has locks."""
     key, vbucket = call.key(), call.replica()
     call.node.counters.cmd_get += 1
     document = find_to_send(vbucket, key)
@@ -134,7 +134,7 @@ def store(call: Call[kv.Set]) -> Reply:
 
 @command(kv.Delete, kv.DeleteQ, writes=True)
 def delete(call: Call[kv.Delete]) -> Reply:
-    """The classic answer has CAS 0, so only a peer that asked for positions gets one."""
+    """The classic answer has CAS 0: only a peer that asked for uuid and seqno gets the real one."""
     key, vbucket = call.key(), call.vbucket()
     return call.written(vbucket, vbucket.delete(key, call.request.cas), with_cas=False)
 
@@ -165,7 +165,7 @@ def count(call: Call[kv.Increment]) -> Reply:
 
 @command(kv.Append, kv.AppendQ, kv.Prepend, kv.PrependQ, writes=True)
 def append(call: Call[kv.Append]) -> Reply:
-    """The whole new value is looked at again: JSON with something behind it is no JSON."""
+    """The whole new value is checked again: JSON with something appended is not JSON."""
     request, settings = call.request, call.node.settings
     value, datatype = incoming(call)
     if datatype & Datatype.XATTR:
@@ -200,7 +200,7 @@ def get_locked(call: Call[kv.GetLocked]) -> Reply:
     if not 0 < lock_s <= MAX_LOCK_S:
         lock_s = DEFAULT_LOCK_S
     frame, cas = vbucket.get_locked(key, lock_s)
-    call.bucket.store.cache.pop(key, None)  # as long as it is locked readers see another CAS
+    call.bucket.store.cache.pop(key, None)  # while it is locked, readers see another CAS
     return document_answer(call, StoredDocument.of(frame), cas)
 
 

@@ -1,4 +1,4 @@
-"""Virtual xattrs, which tell about a document, and macros, which write such facts into a real one.
+"""Virtual xattrs, which describe a document, and macros, which write such facts into a real xattr.
 
 Rules: docs/spec/servers.md#virtual-xattrs-and-macros.
 """
@@ -22,7 +22,7 @@ _DOCUMENT_MACRO = re.compile(r'"\$\{\$document(?:\.([^}"]+))?\}"')
 
 
 def document_facts(vbucket: VBucket, document: StoredDocument | None, body: bytes) -> dict[str, object]:
-    """The members of ``$document``; of a document that is not there yet all that can be is 0."""
+    """The members of ``$document``; for a document that does not exist yet, whatever can be 0 is."""
     cas, seqno, rev, expiry, flags = 0, 0, 0, 0, 0
     if document is not None:
         cas, seqno, rev = document.cas, document.seqno, document.rev
@@ -43,7 +43,7 @@ def document_facts(vbucket: VBucket, document: StoredDocument | None, body: byte
 
 
 def document_macro(text: str) -> str | None:
-    """The member that ``"${$document.NAME}"`` asks for, "" for all of them; None if it is no such macro."""
+    """The member that ``"${$document.NAME}"`` asks for, "" for all of them; None if it is another text."""
     match = _DOCUMENT_MACRO.fullmatch(text)
     return None if match is None else match[1] or ""
 
@@ -73,9 +73,9 @@ def _datatype_names(datatype: int) -> list[str]:
 
 
 def expand(xattrs: dict[str, bytes], vbucket: VBucket, body: bytes, cas: int) -> None:
-    """Put the facts of the write that comes next in the place of the macros."""
+    """Replace the macros with the facts of the write that comes next."""
     facts = {
-        _CAS: f'"0x{cas.to_bytes(8, "little").hex()}"',  # in this byte order, alone of all
+        _CAS: f'"0x{cas.to_bytes(8, "little").hex()}"',  # the only one in this byte order
         _SEQNO: f'"0x{vbucket.high_seqno + 1:016x}"',
         _CRC32C: f'"0x{crc32c(body):08x}"',
     }

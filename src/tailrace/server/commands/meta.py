@@ -24,7 +24,7 @@ _DELETES = (Op.DEL_WITH_META, Op.DELQ_WITH_META)
 
 @command(kv.GetMeta, kv.GetMetaQ)
 def get_meta(call: Call[kv.GetMeta]) -> Reply:
-    """Also of a tombstone: the answer says so."""
+    """Answers for a tombstone too, and says so."""
     key, vbucket = call.key(), call.vbucket()
     vbucket.get(key)  # what has expired becomes a tombstone first
     frame = vbucket.get_any(key)
@@ -104,7 +104,7 @@ def _options(call: Call[kv.SetWithMeta]) -> int:
     if options & ~_KNOWN_OPTIONS:
         raise MalformedMessage(f"options 0x{options:x} are not known")
     if options & WithMetaOption.REGENERATE_CAS and not options & WithMetaOption.SKIP_CONFLICT_RESOLUTION:
-        raise MalformedMessage("to regenerate the CAS needs to skip conflict resolution")
+        raise MalformedMessage("regenerating the CAS requires skipping conflict resolution")
     if options & WithMetaOption.IS_EXPIRATION and call.request.OPCODE not in _DELETES:
         raise MalformedMessage("only a deletion can be an expiration")
     by_cas = call.bucket.store.settings.last_write_wins
@@ -112,5 +112,5 @@ def _options(call: Call[kv.SetWithMeta]) -> int:
     if by_cas and not forced and not options & WithMetaOption.REGENERATE_CAS:
         raise MalformedMessage("a last-write-wins bucket needs to be forced to accept")
     if forced and not by_cas:
-        raise MalformedMessage("to force acceptance is for last-write-wins buckets")
+        raise MalformedMessage("forced acceptance is only for last-write-wins buckets")
     return options

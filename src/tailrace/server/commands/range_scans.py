@@ -20,13 +20,13 @@ from ..values import split_document
 
 _ITEM = struct.Struct(">IIQQB")
 _MOST_BYTES = 1 << 20
-"""Of one answer, whatever the client allows: others wait for the loop."""
+"""In one answer, whatever the client allows: others wait for the loop."""
 _MOST_ITEMS = 2_000
 
 
 @command(kv.RangeScanCreate)
 def create(call: Call[kv.RangeScanCreate]) -> Reply:
-    """At once, or when what it needs is on disk."""
+    """Answered at once, or when what it needs is on disk."""
     if call.request.datatype & ~call.session.datatypes:
         raise MalformedMessage(f"datatype 0x{call.request.datatype:02x} was not negotiated")
     wanted = ScanRequest.parse(call.request.value)
@@ -72,7 +72,7 @@ def _made(call: Call[kv.RangeScanCreate], vbucket: VBucket, wanted: ScanRequest)
 
 @command(kv.RangeScanContinue)
 def go_on(call: Call[kv.RangeScanContinue]) -> Reply:
-    """The next documents; perhaps none, where many are gone."""
+    """The next documents; perhaps none, if many are gone."""
     request, scans = call.request, call.bucket.range_scans
     vbucket = call.vbucket()
     scan = scans.find(request.scan_id, vbucket.id, call.now)

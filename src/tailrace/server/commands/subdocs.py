@@ -116,7 +116,7 @@ def _check_order(specs: list[_Spec]) -> None:
 
 
 def _readable_vbucket(call: Call[Message], doc_flags: int) -> VBucket:
-    """Active; with the flag for it a replica, and nothing else."""
+    """The request's vbucket: active, or with the flag for it a replica and nothing else."""
     return call.replica() if doc_flags & _REPLICA_READ else call.vbucket()
 
 
@@ -172,7 +172,7 @@ def look_up(call: Call[wire.SubdocMultiLookup]) -> Reply:
     specs = [_Spec(*spec) for spec in request.specs()]
     for spec in specs:
         if spec.opcode not in LOOKUPS and spec.opcode != _WHOLE_GET:
-            raise Refused(Status.SUBDOC_INVALID_COMBO, f"opcode 0x{spec.opcode:02x} is no lookup")
+            raise Refused(Status.SUBDOC_INVALID_COMBO, f"opcode 0x{spec.opcode:02x} is not a lookup")
     _check_order(specs)
     key, vbucket = call.key(), _readable_vbucket(call, doc_flags)
     content = _open(call, vbucket, key, doc_flags)
@@ -220,12 +220,12 @@ def mutate_one(call: Call[wire.SubdocDictUpsert]) -> Reply:
 
 @command(wire.SubdocMultiMutation, writes=True)
 def mutate(call: Call[wire.SubdocMultiMutation]) -> Reply:
-    """All paths or none; the first that fails is named."""
+    """Applies all paths or none; the first that fails is named."""
     request = call.request
     specs = [_Spec(*spec) for spec in request.specs()]
     for spec in specs:
         if spec.opcode not in MUTATIONS and spec.opcode not in (_WHOLE_SET, _WHOLE_DELETE, _BODY_FROM_XATTR):
-            raise Refused(Status.SUBDOC_INVALID_COMBO, f"opcode 0x{spec.opcode:02x} is no mutation")
+            raise Refused(Status.SUBDOC_INVALID_COMBO, f"opcode 0x{spec.opcode:02x} is not a mutation")
     vbucket, edit = _begin(call, specs, request.doc_flags or 0)
     out = bytearray()
     for at, spec in enumerate(specs):
@@ -284,11 +284,11 @@ class _Edit:
 
     @property
     def success(self) -> int:
-        """The status of a command that went well."""
+        """The status of a command that succeeds."""
         return Status.SUBDOC_SUCCESS_DELETED if self._as_deleted else Status.SUCCESS
 
     def apply(self, spec: _Spec) -> bytes:
-        """One path; its result if it has one."""
+        """Apply one path; return its result if it has one."""
         content = self.content
         if spec.opcode in (_WHOLE_SET, _WHOLE_DELETE):
             if spec.path or spec.on_xattrs:
@@ -307,7 +307,7 @@ class _Edit:
         try:
             fragment = spec.value.decode()
         except UnicodeDecodeError:
-            raise SubdocError(Status.SUBDOC_VALUE_CANTINSERT, "the value is no JSON") from None
+            raise SubdocError(Status.SUBDOC_VALUE_CANTINSERT, "the value is not JSON") from None
         mutation, flags = MUTATIONS[spec.opcode], spec.flags
         if self._doc_flags & (_UPSERT | _ADD):
             flags |= _PARENTS  # docs/spec/servers.md#sub-document-requests: both imply it, on every path
@@ -340,7 +340,7 @@ class _Edit:
         return b""
 
     def _expanded(self, macro: str) -> str:
-        """What a macro stands for; one of the mutation itself is replaced when it is written."""
+        """What a macro stands for; one about the mutation itself is replaced when that is written."""
         if macro in MACROS:
             self._macros = True
             return macro
@@ -352,7 +352,7 @@ class _Edit:
         return json.dumps(facts[name] if name else facts)
 
     def write(self, expiry: int | None) -> Written:
-        """The new version."""
+        """Write the new version."""
         call, vbucket, key, content = self._call, self._vbucket, self._key, self.content
         old = content.document
         cas = 0
@@ -385,7 +385,7 @@ class _Edit:
         return vbucket.replace(key, value, old.flags, new_expiry, int(datatype), call.request.cas)
 
     def _write_deleted(self, xattrs: dict[str, bytes], cas: int) -> Written:
-        """A tombstone with these xattrs, and with this CAS if it is not 0."""
+        """Write a tombstone with these xattrs, and with this CAS if it is not 0."""
         call, old = self._call, self.content.document
         if self._vbucket.is_locked(self._key):
             raise Refused(Status.LOCKED)

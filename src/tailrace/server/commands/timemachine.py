@@ -1,4 +1,4 @@
-"""What takes history away: rewind and flush. Both are on disk when they are answered."""
+"""Commands that take history away: rewind and flush. Both are on disk when they are answered."""
 
 from __future__ import annotations
 

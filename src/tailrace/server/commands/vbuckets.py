@@ -26,8 +26,8 @@ _NOT_PERSISTED, _PERSISTED, _NOT_FOUND, _DELETED = 0x00, 0x01, 0x80, 0x81
 
 @command(admin.SetVBucket)
 def set_vbucket(call: Call[admin.SetVBucket]) -> Reply:
-    """Creates a vbucket or changes its state; that is on disk when it is answered: who is told that a vbucket
-    is dead here makes it active elsewhere.
+    """Creates a vbucket or changes its state; that is on disk when it is answered: a caller that learns that
+    a vbucket is dead here makes it active elsewhere.
     """
     request, bucket = call.request, call.bucket
     if request.vbucket >= bucket.store.vbucket_count:
@@ -59,9 +59,9 @@ def _json_object(text: bytes) -> Mapping[str, Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
-        raise MalformedMessage("the value is no JSON") from None
+        raise MalformedMessage("the value is not JSON") from None
     if not isinstance(content, dict):
-        raise MalformedMessage("the value is no JSON object")
+        raise MalformedMessage("the value is not a JSON object")
     return content
 
 
@@ -72,7 +72,7 @@ def get_vbucket(call: Call[admin.GetVBucket]) -> Reply:
 
 @command(admin.DelVBucket)
 def delete_vbucket(call: Call[admin.DelVBucket]) -> Reply:
-    """Only a dead one; it is gone when this is answered, with or without ``async=0``."""
+    """Deletes a dead vbucket; it is gone when this is answered, with or without ``async=0``."""
     bucket, at = call.bucket, call.request.vbucket
     if call.any_vbucket().state != VBucketState.DEAD:
         raise MalformedMessage("a vbucket must be dead before it is deleted")
@@ -93,9 +93,9 @@ def delete_vbucket(call: Call[admin.DelVBucket]) -> Reply:
 
 @command(admin.GetAllVbSeqnos)
 def get_all_vb_seqnos(call: Call[admin.GetAllVbSeqnos]) -> Reply:
-    """For an active vbucket the high seqno, for others the end of the snapshot that they are receiving; of
-    one collection the last seqno in it. A peer without collections sees the default one and no other; and no
-    prepares, of which it hears nothing: it would wait for them for ever.
+    """For an active vbucket the high seqno, for others the end of the snapshot that they are receiving; for
+    one collection the last seqno in it. A peer without collections sees only the default one. A peer that
+    gets no prepares does not see their seqnos: it would wait for them for ever.
     """
     request, has_collections = call.request, Feature.COLLECTIONS in call.session.features
     hears_of_prepares = has_collections and Feature.SYNC_REPLICATION in call.session.features
@@ -137,8 +137,8 @@ def observe_seqno(call: Call[admin.ObserveSeqno]) -> Reply:
     if vbucket.state == VBucketState.DEAD:
         raise call.session.not_my_vbucket_refusal()
     uuid = call.request.vb_uuid
-    # Whoever asks wants to know what no failover takes back, and a promotion takes back a snapshot that is
-    # not complete on disk: docs/spec/servers.md#observe-seqno-of-a-part.
+    # The caller wants to know what no failover takes back, and a promotion takes back a snapshot that is not
+    # complete on disk: docs/spec/servers.md#observe-seqno-of-a-part.
     fields = (vbucket.id, vbucket.uuid, vbucket.persisted_snapshot.start, vbucket.high_seqno)
     entries = vbucket.failover_log.entries
     if uuid == entries[0].vb_uuid:
@@ -200,7 +200,7 @@ def seqno_persistence(call: Call[admin.SeqnoPersistence]) -> Reply:
 
 @command(admin.StopPersistence)
 def stop_persistence(call: Call[admin.StopPersistence]) -> Reply:
-    """From now on nothing is written: a kill loses it."""
+    """From now on nothing is written to disk: a kill loses it."""
     call.bucket.store.persistence = False
     return call.success()
 
@@ -243,7 +243,7 @@ def last_closed_checkpoint(call: Call[admin.LastClosedCheckpoint]) -> Reply:
 
 @command(admin.Replicate)
 def replicate(call: Call[admin.Replicate]) -> Reply:
-    """Which vbuckets this node receives from others; how all of them stand."""
+    """Sets which vbuckets this node receives from others; answers the state of all."""
     bucket, node = call.bucket, call.node
     replication = node.replication[bucket.name]
     if call.request.value:
