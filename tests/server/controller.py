@@ -39,14 +39,14 @@ class Controller(Wire):
     def __init__(self, port: int, *features: int, controls: int = Status.SUCCESS) -> None:
         super().__init__(port)
         self.controls: dict[bytes, bytes] = {}
-        self.seqnos: list[int] = []  # what the node says to have
+        self.seqnos: list[int] = []  # what the node says that it has
         self._refuse_with = controls
         if features:
             self.hello(*features)
         self.ok(DcpOpen(key=b"controller-%d" % self.socket.getsockname()[1], flags=0))
 
     def next(self) -> Frame:
-        """The next frame that is no control; those are answered."""
+        """The next frame that is not a control; controls are answered."""
         while True:
             frame = self.frame()
             if frame.opcode == DcpOpcode.CONTROL and frame.is_request:
@@ -78,8 +78,8 @@ class Controller(Wire):
         return request.opaque
 
     def status_of(self, message: Message | bytes) -> int:
-        """What the node answers to a message of a stream; it says nothing to a good one but to the no-op
-        behind it.
+        """What the node answers to a message of a stream; after a good one, it answers only the no-op that
+        follows.
         """
         self.send(message, DcpNoop(opaque=7))
         frame = self.next()

@@ -1,4 +1,4 @@
-"""Large buffers are used again by a node's process, and given back when they are too many."""
+"""A node's process reuses large buffers, and gives them back when there are too many."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def faults(how: str) -> int:
 
 
 def test_memory_of_blocks_is_used_again() -> None:
-    """200 buffers of 300 KB are 15,000 pages; touched once, they are there the next time."""
+    """200 buffers of 300 KB are 15,000 pages; once touched, they stay."""
     assert faults("kept") < 1_000
 
 
@@ -71,7 +71,7 @@ for number in range(2 * LOOKS + 1):
 
 
 def test_all_that_is_free_is_given_back_where_nothing_is_going_on() -> None:
-    """18 MB are too little to be looked for while a node is busy."""
+    """18 MB are too little to look for while a node is busy."""
     done = subprocess.run([sys.executable, "-c", SMALL_HOLES], check=True, capture_output=True, text=True)
     held, left = map(int, done.stdout.split())
     assert held >= 15
@@ -79,7 +79,7 @@ def test_all_that_is_free_is_given_back_where_nothing_is_going_on() -> None:
 
 
 def test_free_memory_between_things_in_use_is_given_back() -> None:
-    """150 MB are free, and each piece of it has something behind it that stays."""
+    """150 MB are free, and behind each piece is something that stays."""
     done = subprocess.run([sys.executable, "-c", HOLES], check=True, capture_output=True, text=True)
     held, left = map(int, done.stdout.split())
     assert held > 100
@@ -87,7 +87,7 @@ def test_free_memory_between_things_in_use_is_given_back() -> None:
 
 
 def test_memory_that_is_needed_again_and_again_is_kept() -> None:
-    """It was given back every five seconds, taken again page by page, and everybody was held up for it."""
+    """Given back every five seconds and taken again page by page, it would hold everybody up."""
     done = subprocess.run([sys.executable, "-c", USED_AGAIN], check=True, capture_output=True, text=True)
     held, left = map(int, done.stdout.split())
     assert held > 100

@@ -33,7 +33,7 @@ def write(
 
 
 def test_a_fast_writer_does_not_fill_the_memory_before_the_interval_is_over() -> None:
-    """The quota is for a disk that is behind. This one is not, it was only not asked."""
+    """The quota is for a disk that is behind. This one is not: nothing was written yet."""
     bench = Bench(flush_interval="1h", memory_quota="1m")
     session = bench.session()
     assert set(write(bench, session, 5_000)) == {0}
@@ -183,7 +183,7 @@ def test_maintenance_that_failed_is_tried_again_without_a_writer(monkeypatch: py
 
 
 def ask_for_a_stream(bench: Bench) -> int:
-    """How the node answers to a new reader."""
+    """How the node answers a new reader."""
     request = DcpStreamRequest(vbucket=0, end_seqno=(1 << 64) - 1)
     opened = DcpOpen(key=b"reader", flags=int(OpenFlag.PRODUCER))
     return ask(bench, bench.session(), opened, request)[1].status
@@ -203,7 +203,7 @@ def test_readers_wait_while_the_disk_is_behind() -> None:
 def test_readers_do_not_wait_for_a_disk_that_takes_nothing(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be for ever."""
+    """That may be for ever."""
     bench = Bench(memory_quota="1m", quiet_time="1")
     store = bench.engine.buckets["default"]
 

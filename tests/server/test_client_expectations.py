@@ -130,7 +130,7 @@ def test_remove_staged_and_committed(wire: Wire, key: bytes) -> None:
 
 
 def test_two_transactions_on_one_document(wire: Wire, key: bytes) -> None:
-    """The second notices by its CAS."""
+    """The second notices the first by the CAS."""
     before = wire.ok(kv.Set(key=key, value=b'{"v":1}'))
     wire.ok(mutation(key, *staged("replace", {"v": 2}), doc_flags=ACCESS_DELETED, cas=before.cas))
     late = mutation(key, *staged("replace", {"v": 5}), doc_flags=ACCESS_DELETED, cas=before.cas)

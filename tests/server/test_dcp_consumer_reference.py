@@ -44,7 +44,7 @@ def test_a_seqno_before_the_marker_is_refused(replica: RunningNode) -> None:
 
 
 def _as_version_2(event: DcpSystemEvent) -> bytes:
-    """The event, as if its value were a FlatBuffer: we make no such thing ourselves."""
+    """The event, as if its value were a FlatBuffer: we make none ourselves."""
     data = bytearray(event.encode())
     assert data[36] == 0
     data[36] = 2  # behind the header, the seqno and the event

@@ -169,7 +169,7 @@ def test_a_command_that_takes_time_keeps_its_place_before_the_streams_answers(no
 
 
 def test_acks_do_not_wait_behind_a_command_that_takes_time(node: RunningNode) -> None:
-    """The stream goes on meanwhile; everything that is answered is answered in its turn."""
+    """The stream goes on meanwhile; all answers come in their order."""
     count = 20
     for number in range(count):
         node.set(f"acked-{number}", "v" * 100, vbucket=1)
@@ -180,7 +180,7 @@ def test_acks_do_not_wait_behind_a_command_that_takes_time(node: RunningNode) ->
         seqno = other.ok(admin.GetAllVbSeqnos()).seqnos[0]
         wire.ok(dcp.DcpStreamRequest(vbucket=1))
         wire.send(admin.SeqnoPersistence(seqno=seqno, opaque=1), control(opaque=2), admin.Noop(opaque=3))
-        # one that is no ack is answered, and that in its turn
+        # one that is not an ack is answered, in its turn
         wire.send(Frame(0x80, dcp.DcpBufferAck.OPCODE, opaque=4).encode(), admin.Noop(opaque=5))
         seen = 0
         while seen < count:
@@ -216,7 +216,7 @@ def test_answers_to_no_ops_do_not_wait_behind_a_command_that_takes_time(node: Ru
 
 
 def test_many_requests_behind_a_command_that_takes_time(node: RunningNode) -> None:
-    """More than are kept: the rest is read when there is room again."""
+    """There are more than the node keeps: it reads the rest when there is room again."""
     count = 60_000
     with opened(node, b"many") as wire, Wire(node.port) as other:
         other.ok(admin.StopPersistence())
@@ -232,7 +232,7 @@ def test_many_requests_behind_a_command_that_takes_time(node: RunningNode) -> No
 
 
 def test_a_no_op_is_answered_beside_a_command_that_takes_time(node: RunningNode) -> None:
-    """Who sends it to a node that consumes wants to know whether the node is there."""
+    """A peer that sends it to a consuming node wants to know whether the node is there."""
     with opened(node, b"no-ops", flags=0) as wire, Wire(node.port) as other:
         other.ok(admin.StopPersistence())
         other.ok(kv.Set(key=b"slow", value=b"1"))

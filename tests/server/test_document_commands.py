@@ -61,8 +61,8 @@ def test_add_and_replace(wire: Wire, key: bytes) -> None:
 def test_quiet_commands_are_silent_where_nothing_is_to_be_said(wire: Wire, key: bytes) -> None:
     wire.send(
         kv.SetQ(key=key, value=b"1", opaque=1),
-        kv.AddQ(key=key, value=b"2", opaque=2),  # exists: told
-        kv.ReplaceQ(key=key + b"x", value=b"2", opaque=3),  # missing: told
+        kv.AddQ(key=key, value=b"2", opaque=2),  # exists: answered
+        kv.ReplaceQ(key=key + b"x", value=b"2", opaque=3),  # missing: answered
         kv.GetQ(key=key, opaque=4),
         kv.GetQ(key=key + b"x", opaque=5),
         kv.GetKQ(key=key, opaque=6),
@@ -75,7 +75,7 @@ def test_quiet_commands_are_silent_where_nothing_is_to_be_said(wire: Wire, key: 
         kv.GatQ(key=key + b"x", expiry=0, opaque=13),
         kv.GetMetaQ(key=key + b"x", opaque=14),
         kv.DeleteQ(key=key, opaque=15),
-        kv.DeleteQ(key=key, opaque=16),  # missing: told
+        kv.DeleteQ(key=key, opaque=16),  # missing: answered
         admin.Noop(opaque=17),
     )
     seen = []

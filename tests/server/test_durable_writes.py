@@ -1,4 +1,4 @@
-"""Durable writes are answered when they are true, and not otherwise: three nodes on real sockets."""
+"""Durable writes are answered when they are durable, and not before: three nodes on real sockets."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_move_of_the_vbucket_ends_the_waiting(nodes: list[RunningNode]) -> Non
 
 
 def test_it_is_answered_when_all_is_true_at_once() -> None:
-    """A replica that had it, and was gone before the active's own disk had it, counts no more."""
+    """A replica that had it but left before the active's own disk had it no longer counts."""
     copies = server_durability.CopyTracker()
     addresses = [NodeAddress(port=port, host="127.0.0.1") for port in (1, 2, 3)]
     copies.set_map(bucket_map("default", addresses, [[0, 1, 2]], epoch=2, rev=1, this_node=0))
@@ -190,7 +190,7 @@ class TestOutOfOrder:
         assert [frame.opaque for frame in take(session)] == [1, 2]
 
     def test_nor_does_a_stream_begin_before_it_is_answered(self) -> None:
-        """A stream's answers do not stand in line; so its first request does, and what comes behind that."""
+        """A stream's answers are not in the queue, so its first request waits instead, and all after it."""
         bench, session = self.open()
         requests = (self.durable(1), DcpOpen(key=b"reader", flags=1, opaque=2), Get(key=b"k", opaque=3))
         assert ask(bench, session, *requests) == []
@@ -225,7 +225,7 @@ class TestOutOfOrder:
         assert session.closed
 
     def test_nothing_overtakes_across_a_barrier(self) -> None:
-        """A command with a barrier is answered behind all before it, and before all behind it."""
+        """A command with a barrier is answered after all before it, and before all after it."""
         bench, session = self.open(Feature.UNORDERED_EXECUTION)
         barrier = encode_frame_infos([FrameInfo(RequestFrameId.BARRIER, b"")])
         requests = (
@@ -270,7 +270,7 @@ class TestOutOfOrder:
 
 
 def test_a_node_that_the_map_leaves_out_is_no_copy() -> None:
-    """Its vbucket goes to others, and it has not been told so yet: what it has itself counts no more."""
+    """Its vbucket goes to others, and it does not know that yet: its own copy no longer counts."""
     copies = server_durability.CopyTracker()
     addresses = [NodeAddress(port=port, host="127.0.0.1") for port in (1, 2, 3, 4)]
     copies.set_map(bucket_map("default", addresses, [[0, 1, 2]], epoch=2, rev=1, this_node=0))

@@ -142,7 +142,7 @@ def test_a_key_in_two_vbuckets_is_two_documents() -> None:
 
 
 def test_a_peer_can_t_have_more_answers_made_than_may_wait() -> None:
-    """Many gets of a large document in one read: they are answered as the answers are taken."""
+    """Many gets of a large document in one read: each is answered when there is room for its answer."""
     bench = Bench(max_output=64 << 10)
     session = bench.session()
     value = b"v" * 10_000

@@ -58,7 +58,7 @@ def test_for_a_while_and_after_each_time(engine: Engine, clock: ManualClock) -> 
 
     former.stream_opened(1)
     become(DEAD)
-    clock.advance(60)  # a takeover takes its time; the silence begins where answers would
+    clock.advance(60)  # a takeover takes a while; the silence begins when it could answer
     assert not former.is_silent(1)
     become(REPLICA)
     assert former.is_silent(1)

@@ -121,7 +121,7 @@ def test_lengths_that_wrap(shared_node: RunningNode) -> None:
 
 
 def set_timeouts(node: RunningNode, inner: Node, **seconds: float) -> None:
-    """From now on, for connections that are there, too."""
+    """Set timeouts, for existing connections, too."""
     for timeout, value in seconds.items():
         setattr(inner.settings, timeout, value)
     for connection in node._server.connections:
@@ -242,25 +242,25 @@ def test_memory_stays_flat() -> None:
 
 
 def not_read(node: RunningNode) -> int:
-    """How many peers the node asks for no more requests."""
+    """How many peers the node does not read from."""
     reads: list[bool] = node.call(lambda _: [connection._reading for connection in node._server.connections])
     return reads.count(False)
 
 
 def name(peer: Wire) -> str:
-    """What the node calls it."""
+    """What the node calls this peer."""
     host, port = peer.socket.getsockname()
     return f"{host}:{port}"
 
 
 def test_many_who_never_read_are_not_too_many() -> None:
-    """Each keeps to its limits. Together they would take 300 MiB, so those that are deaf for longest go."""
+    """Each keeps to its limits. Together they would take 300 MiB, so those that last read long ago go."""
     limits = {"max_unread": "32m"}
     with tailrace.testing.node(vbuckets=1, settings=limits) as node:
         unread = node._server.unread
 
         def waits_for(peer: Wire) -> bool:
-            """Whether answers wait for it that it does not take."""
+            """Whether answers wait that this peer does not take."""
             return name(peer) in node.call(lambda _: {connection.peer for connection in unread.bytes_of})
 
         value = random.Random(1).randbytes(12 << 20)  # far more than a socket's buffers take
@@ -340,8 +340,8 @@ def test_a_request_in_single_bytes_counts_for_what_it_takes() -> None:
 
 @pytest.mark.parametrize("last", ["silence", "quit", "half-closed", "garbage"])
 def test_who_never_reads_does_not_keep_its_connection(last: str) -> None:
-    """The answers that wait for it are no reason to wait for ever."""
-    limits = {"drain_timeout": "0.2", "max_output": "32m"}  # all that it asked for is looked at
+    """The answers that wait for the peer are no reason to wait for ever."""
+    limits = {"drain_timeout": "0.2", "max_output": "32m"}  # all its requests are processed
     with tailrace.testing.node(vbuckets=1, settings=limits) as node:
         node.set("big", bytes(16 << 20))
         with Wire(node.port) as deaf:
@@ -355,7 +355,7 @@ def test_who_never_reads_does_not_keep_its_connection(last: str) -> None:
 
 
 def test_who_reads_slowly_gets_all_of_its_last_answer() -> None:
-    """However long that takes: whenever the timeout is over, it has taken some more."""
+    """However long that takes: at each timeout the peer has taken some more."""
     with tailrace.testing.node(vbuckets=1, settings={"drain_timeout": "1h"}) as node:
         node.set("big", bytes(12 << 20))
 

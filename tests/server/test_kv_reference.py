@@ -48,7 +48,7 @@ def manifest(uid: int, *collections: int) -> bytes:
 
 
 def documents(key: bytes, value: bytes = b"1", datatype: int = 0) -> tuple[list[Any], list[Any]]:
-    """Every command that has a key, and what of them brings a value."""
+    """Commands that have a key: those with a value, and the others."""
     with_value = [
         kv.Set(key=key, value=value, datatype=datatype),
         kv.Add(key=key, value=value, datatype=datatype),

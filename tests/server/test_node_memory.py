@@ -26,6 +26,6 @@ assert not heavy, heavy
 
 
 def test_streams_load_nothing_heavy_even_for_readers_without_collections(pytestconfig: pytest.Config) -> None:
-    """It held up everybody for a third of a second, and 73 MiB."""
+    """Loading it would hold everybody up for a third of a second, and take 73 MiB."""
     tests = str(pytestconfig.rootpath / "tests")
     subprocess.run([sys.executable, "-c", SCRIPT.format(tests=tests)], check=True)

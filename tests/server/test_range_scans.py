@@ -267,7 +267,7 @@ def scanned_bench(**settings: Any) -> tuple[Bench, Session, VBucket]:
 
 
 def after_waiting(bench: Bench, session: Session, vbucket: VBucket, meanwhile: Callable[[], None]) -> Frame:
-    """The answer to who wants a scan of what is not on disk yet."""
+    """The answer to a peer that wants a scan of what is not on disk yet."""
     needs = {"vb_uuid": str(vbucket.uuid), "seqno": vbucket.high_seqno, "timeout_ms": 60_000}
     assert ask(bench, session, made(users(snapshot_requirements=needs))) == []
     meanwhile()

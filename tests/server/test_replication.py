@@ -299,7 +299,7 @@ def test_without_a_purge_seqno_a_backfill_may_lack_deletions(replica: RunningNod
 
 @pytest.mark.parametrize("came", ["nothing", "a part", "no change"])
 def test_a_purge_is_ours_when_something_of_its_snapshot_came(replica: RunningNode, came: str) -> None:
-    """Readers who stand below it have to start over: not for a snapshot that was only announced."""
+    """Readers below it have to start over, but not for a snapshot that was only announced."""
 
     def purge_seqno() -> int:
         return replica.call(lambda node: node.buckets["default"].store.vbuckets[0].purge_seqno)
@@ -320,7 +320,7 @@ def test_a_purge_is_ours_when_something_of_its_snapshot_came(replica: RunningNod
 
 
 def test_a_part_of_a_snapshot_is_not_told_as_persisted(replica: RunningNode) -> None:
-    """A promotion goes back behind it, though it is on disk."""
+    """A promotion goes back to before it, though it is on disk."""
     with Controller(replica.port) as peer, Wire(replica.port) as wire:
 
         def told() -> tuple[int, int]:
@@ -417,7 +417,7 @@ def test_a_snapshot_of_which_nothing_came_is_not_waited_for(replica: RunningNode
 
 @pytest.mark.parametrize("number", [MAX_SEQNO + 1, 1 << 63, (1 << 64) - 1])
 def test_numbers_that_are_too_high_are_refused_when_they_come(replica: RunningNode, number: int) -> None:
-    """Once stored, nothing could be written behind them."""
+    """Once they were stored, nothing could be written after them."""
     with Controller(replica.port) as peer:
         opaque = peer.begin()
         assert peer.status_of(marker(opaque, 0, number)) == Status.ERANGE

@@ -211,7 +211,7 @@ def test_a_silent_peer_is_closed() -> None:
     ask(bench, session, admin.Noop())
     bench.advance(59)
     assert not session.closed
-    session.receive_data(b"\x80\x00\x00", bench.now)  # a drip is no frame
+    session.receive_data(b"\x80\x00\x00", bench.now)  # less than a header is not a frame
     bench.advance(2)
     assert session.closed
     assert "idle" in (session.close_reason or "")
@@ -304,7 +304,7 @@ STREAM_OPENINGS: dict[str, list[Message]] = {
 def test_a_login_beside_a_change_stream_is_refused(
     opening: str, password: str, users: dict[str, str]
 ) -> None:
-    """Whoever opened the stream may go on reading it; nobody else takes it over, with a login or without."""
+    """The user who opened the stream may go on reading it; nobody else takes it over, by login or without."""
     bench = Bench(users=users)
     session = bench.session()
     ask(bench, session, hello(Feature.XERROR), plain("ada", "secret") if users else admin.Noop())
@@ -518,7 +518,7 @@ def test_datatype_that_was_not_negotiated_is_refused() -> None:
 
 @pytest.mark.parametrize("text", [b"stats\r\n", b"version\r\n", b"get a\r\n", b"\n", b"G"])
 def test_a_client_that_speaks_text_is_closed_at_once(text: bytes) -> None:
-    """It sends less than a header, and would wait for an answer for ever."""
+    """It sends less than a header, and would wait for ever for an answer."""
     bench = Bench()
     session = bench.session()
     session.exchange(text, bench.now)

@@ -107,7 +107,7 @@ def test_the_error_map_knows_every_status_that_we_send() -> None:
 
 
 def test_a_node_is_deterministic_under_one_seed() -> None:
-    """The same clock, seed and requests give the same bytes: what a simulation counts on."""
+    """The same clock, seed and requests give the same bytes: a simulation relies on it."""
 
     def run() -> list[bytes]:
         bench = Bench()
@@ -183,7 +183,7 @@ def test_who_asks_for_full_and_brief_pushes_gets_brief_ones() -> None:
 
 
 def test_what_a_client_names_as_newer_it_is_not_told() -> None:
-    """It has that map from another node: neither a push nor the body of a 0x07 brings it an older one."""
+    """It has that map from another node: neither a push nor the body of a 0x07 gives it an older one."""
     bench = Bench()
     ask(bench, bench.session(), made_map(1))
     codes = (Feature.CLUSTERMAP_CHANGE_NOTIFICATION, Feature.DEDUPE_NOT_MY_VBUCKET_CLUSTERMAP)

@@ -1,4 +1,4 @@
-"""Statistics that tools of others ask for, by their names."""
+"""Statistics that others' tools ask for, by their names."""
 
 from __future__ import annotations
 

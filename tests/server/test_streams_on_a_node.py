@@ -65,7 +65,7 @@ def stream_request(
 
 
 def until(wire: Wire, message_class: type[Message]) -> list[Any]:
-    """What comes, up to and with the first of a kind."""
+    """What comes, up to and including the first of a kind."""
     messages = []
     while not messages or not isinstance(messages[-1], message_class):
         messages.append(wire.receive())
@@ -140,7 +140,7 @@ def test_a_dead_vbucket_ends_the_stream(node: RunningNode) -> None:
 
 
 def test_takeover_of_a_vbucket(node: RunningNode) -> None:
-    """Writers are sent away, and told where to, before the reader is active; that is on disk by then."""
+    """Writers are redirected before the reader is active, and that is on disk by then."""
     node.set("a", 1, vbucket=2)
     with opened(node) as wire, Wire(node.port) as writer:
         writer.hello(Feature.CLUSTERMAP_CHANGE_NOTIFICATION, Feature.DUPLEX, Feature.JSON)

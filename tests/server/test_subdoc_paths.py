@@ -1,4 +1,4 @@
-"""Paths inside JSON texts, held against what the standard library makes of the same texts."""
+"""Paths inside JSON texts, compared with what the standard library makes of the same texts."""
 
 from __future__ import annotations
 

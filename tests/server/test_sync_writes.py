@@ -160,7 +160,7 @@ class TestReaders:
         assert seen[1].prepared_seqno == 1
 
     def test_a_position_behind_a_prepare(self, nodes: list[RunningNode]) -> None:
-        """A reader that was told how far it is goes on from there, and gets the commit as a change."""
+        """A reader that was told its position resumes there, and gets the commit as a change."""
         active, replica, _ = nodes
         active.set(b"k", b"old")
         with prepare(active), tailrace.connect_sync(active.url) as source:
@@ -298,7 +298,7 @@ class TestOnTheWire:
 
 
 class TestReplica:
-    """What a node takes as a replica, and says."""
+    """What a node accepts as a replica, and what it reports."""
 
     @pytest.fixture
     def replica(self) -> Iterator[RunningNode]:
@@ -336,7 +336,7 @@ class TestReplica:
     def test_numbers_that_are_too_high_are_refused_when_they_come(
         self, replica: RunningNode, number: int
     ) -> None:
-        """A commit makes a document of them, and others are numbered from it."""
+        """A commit makes them those of a document, and later versions are numbered from there."""
         highest = {"rev_seqno": MAX_REPLICA_REV, "cas": MAX_CAS, "flags": ALL_BITS, "expiry": ALL_BITS}
         with Controller(replica.port) as peer:
             opaque = peer.begin()
@@ -372,7 +372,7 @@ class TestReplica:
             assert peer.seqnos == [1]
 
     def test_what_must_be_on_disk_is_said_when_it_is(self, replica: RunningNode) -> None:
-        """And nothing that came behind it before that."""
+        """And nothing that came after it is reported before that."""
         with Controller(replica.port) as peer:
             opaque = peer.begin()
             replica.stop_persistence()
@@ -488,7 +488,7 @@ class TestClients:
         assert vbucket.undecided == []
 
     def test_a_refused_one_leaves_no_trace(self) -> None:
-        """What comes behind it is written plainly."""
+        """The next write is a plain one."""
         bench, session = self.open(0)
         (answer,) = ask(bench, session, Delete(key=b"none", framing=framing(), opaque=5))
         assert answer.status == Status.KEY_ENOENT
@@ -532,7 +532,7 @@ class TestFailover:
     def test_a_replica_that_did_not_hear_of_the_end_hears_of_it_from_the_new_active(
         self, nodes: list[RunningNode]
     ) -> None:
-        """It goes back to what both have, and has no prepare too many."""
+        """It goes back to what both have, and no prepare is left over."""
         active, second, third = nodes
         for replica in (second, third):
             replica.replicate([0], active)

@@ -22,7 +22,7 @@ x509 = pytest.importorskip("cryptography.x509")
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that signs itself, and its key."""
+    """A self-signed certificate for 127.0.0.1, and its key."""
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -90,7 +90,7 @@ def test_pipelined_over_tls(node: RunningNode, certificate: tuple[Path, Path]) -
 def test_the_node_stops_while_a_tls_connection_is_being_closed(
     node: RunningNode, certificate: tuple[Path, Path]
 ) -> None:
-    """It is closed because of what came, and once more because the node ends."""
+    """It is closed because of what it sent, and once more because the node stops."""
     with Wire(node.tls_port or 0, wrap=trusting(certificate)) as rude:
         rude.send(b"\0" * 24)
         rude.is_closed()

@@ -22,7 +22,7 @@ MUCH = bytes(range(256)) * (16 << 10)  # 4 MiB: more than the sockets here take 
 
 
 class Recorder(asyncio.Protocol):
-    """Notes what happens to it."""
+    """Records what happens to it."""
 
     def __init__(self) -> None:
         self.events: list[object] = []
@@ -294,7 +294,7 @@ class TestSeveralAreReady:
 
     @pytest.fixture(autouse=True)
     def _one_turn(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """However slow the machine is: a turn that ends in between sends what it holds."""
+        """Make turns long enough for any machine: a turn that ends in between sends what it holds."""
         monkeypatch.setattr(transport_module, "_POLL_S", 60)
 
     def exchange(self, *all_answers: list[bytes], then: str | None = None) -> tuple[list[bytes], list[int]]:

@@ -115,7 +115,7 @@ def test_the_fast_path_looks_at_the_clock_now_and_then() -> None:
     count = 20 * fastpath._TURN_BYTES // len(request)
     answers = turns.exchange(request * count)
     assert sum(map(len, answers)) == count
-    # a look at the clock for each piece of _TURN_BYTES; all at once without it
+    # a look at the clock for each piece of _TURN_BYTES; otherwise all in one
     assert len(answers) >= 1
     assert turns.session.bucket is not None
     at, out = fastpath.run(turns.session, turns.session.bucket, request * count, 0)
@@ -158,7 +158,7 @@ def test_what_waited_behind_an_unfinished_command_is_taken_up_in_turns() -> None
 
 @pytest.mark.parametrize("max_output", [10_000, 20 << 20])
 def test_a_connection_whose_requests_wait_has_no_turns_for_nothing(max_output: int) -> None:
-    """It had one after the other for as long as the command before them took, and did nothing in them."""
+    """It must not have turn after turn, and do nothing in them, while the command before them runs."""
     bench = Bench(vbuckets=1024, max_output=max_output)
     turns = Turns(bench)
     session = turns.session
@@ -377,7 +377,7 @@ class FastReader(asyncio.Transport):
 
 
 def test_a_connection_has_one_turn_at_a_time_whatever_happens_to_it() -> None:
-    """Each acknowledgement and each timer beside a long stream began one more chain of turns."""
+    """An acknowledgement or a timer beside a long stream must not begin one more chain of turns."""
 
     async def run() -> list[int]:
         server = Server(lambda _: Bench().node)
@@ -436,7 +436,7 @@ def test_many_sockets_that_are_always_ready_have_their_turns_one_as_often_as_the
 
 @pytest.fixture
 def allocated() -> Iterator[Callable[[Callable[[], object]], int]]:
-    """What work allocates at once, at most, beyond what is there before it."""
+    """The peak of what some work allocates, beyond what was there before it."""
 
     def peak(work: Callable[[], object]) -> int:
         before, _ = tracemalloc.get_traced_memory()
@@ -473,7 +473,7 @@ def test_a_large_value_is_copied_once_for_a_stream(allocated: Callable[..., Any]
 
 
 def test_many_streams_with_next_to_nothing_are_served_some_at_a_time() -> None:
-    """Each takes its time to be looked at, however little it has."""
+    """Looking at each takes time, however little it has."""
     bench = Bench(vbuckets=512)
     session = bench.session()
     for vbucket in bench.engine.buckets["default"]:
@@ -490,7 +490,7 @@ def test_many_streams_with_next_to_nothing_are_served_some_at_a_time() -> None:
 
 
 def test_a_stream_of_many_small_pieces_is_read_some_at_a_time() -> None:
-    """Each takes its time to be read, however little is in it: 80 of them were 12 ms."""
+    """Reading each takes time, however little is in it: 80 of them took 12 ms."""
     bench = Bench()
     session, bucket = bench.session(), bench.engine.buckets["default"]
     for number in range(40):
@@ -525,7 +525,7 @@ OPENINGS: dict[str, list[Message]] = {
 
 @pytest.mark.parametrize("what", OPENINGS)
 def test_a_closed_connection_leaves_nothing_to_the_garbage_collector(what: str) -> None:
-    """It would find a thousand streams at once, and hold everybody up."""
+    """It would find a thousand streams together, and hold everybody up."""
     bench = Bench()
 
     def connect() -> None:

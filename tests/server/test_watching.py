@@ -1,4 +1,4 @@
-"""Who is called when something happens to a vbucket."""
+"""Which callbacks are called when something happens to a vbucket."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_change_of_history_calls_all_who_watch(served: ServedBucket) -> None:
 
 
 def test_who_left_is_not_called_and_not_kept(served: ServedBucket) -> None:
-    """Readers that come and go, of a vbucket to which nobody writes."""
+    """Readers come and go on a vbucket that nobody writes to."""
     calls: list[int] = []
     for number in range(100):
         callback = partial(calls.append, number)

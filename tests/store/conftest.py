@@ -54,7 +54,7 @@ class Home:
 
 
 def stored(frame: bytes | None) -> StoredDocument:
-    """What a frame holds that must be there."""
+    """Take apart a frame that must be there."""
     assert frame is not None
     return StoredDocument.of(frame)
 

@@ -5,7 +5,7 @@ test_kills.
     crash_child.py random DIRECTORY SEED KILLS       kills at random moments, all on the same data
 
 This process makes its children by fork, so that each costs milliseconds and no interpreter's start; it has no
-other threads. A child tells through a pipe what is durable. The store that it leaves is opened and checked
+other threads. A child reports through a pipe what is durable. The store that it leaves is opened and checked
 here.
 """
 
@@ -36,7 +36,7 @@ NUMBER = struct.Struct("<Q")
 
 
 def fork(child: Any) -> tuple[int, int]:
-    """Run `child(write)` in a new process; its pid and the pipe's end."""
+    """Run `child(write)` in a new process; returns its pid and the pipe's end."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid:
@@ -54,7 +54,7 @@ def fork(child: Any) -> tuple[int, int]:
 
 
 def last_number(reading: int, pid: int) -> tuple[int, int]:
-    """The last number that the child told, and how it ended."""
+    """The last number that the child reported, and how it ended."""
     data = bytearray()
     while part := os.read(reading, 1 << 16):
         data += part
@@ -98,7 +98,7 @@ def random_kills(directory: str, seed: int, kills: int) -> int:
     """A writer with all its threads, killed again and again; its data grows over all lives.
 
     Each life writes value n to key n % KEYS, n rising over all lives. So the store must hold a run of numbers
-    without a gap, up to one that is not below the last that was told to be durable.
+    without a gap, up to one that is not below the last that was reported as durable.
     """
     keys, vbuckets = 200, 8
     settings = StoreSettings(memory_quota=1 << 20, history_changes=20, segment_fanout=4)

@@ -67,7 +67,7 @@ class Script:
         self.durable = 0  # the look that is on disk for certain
         self.failures = 0
         self.doubtful: dict[str, Any] | None = None
-        """What a crash may bring: a rollback that failed where the disk did not even take the next log."""
+        """What a crash may bring: a rollback that failed when the disk did not even take the next log."""
         self._doubtful_log = 0
         self._rolled_back: dict[str, Any] | None = None
 
@@ -99,7 +99,7 @@ class Script:
             self.durable = len(self.looks) - 1
 
     def _operate(self) -> bool:
-        """One operation; whether everything is on disk after it."""
+        """Do one operation; return whether everything is on disk after it."""
         rng, bucket = self.rng, self.bucket
         vb = bucket.vbuckets[rng.randrange(VBUCKETS)]
         choice = rng.randrange(100)
@@ -168,7 +168,7 @@ def begin(files: Files, seed: int, *, looking: bool = True) -> tuple[Engine, Scr
 
 
 def rehearse(seed: int, operations: int) -> Script:
-    """What the script does where nothing goes wrong."""
+    """What the script does when nothing goes wrong."""
     _, script = begin(MemoryFiles(), seed)
     script.run(operations)
     return script

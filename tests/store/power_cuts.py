@@ -62,7 +62,7 @@ def cut_and_reopen(disk: SimulatedDisk, script: Script, rng: random.Random, seed
     assert look(engine.buckets["default"]) == after
     bucket = engine.buckets["default"]
     assert [vb.uuid for vb in bucket] == uuids
-    # A change that somebody may have seen goes with the next cut: what follows is another branch, although
+    # A change that somebody may have seen is lost in the next cut: what follows is another branch, although
     # the last word on the disk may be that of a clean stop.
     bucket.vbuckets[0].set(b"\0k0", b"seen and lost")
     again = open_store(disk.power_cut(rng), seed + 4).buckets["default"]

@@ -169,7 +169,7 @@ def read_all(files: MemoryFiles) -> list[Any]:
 
 
 def test_every_flipped_byte_of_everything_else(sealed: MemoryFiles) -> None:
-    """Nothing is lost or changed in silence: the same is read, or the file is named."""
+    """Nothing is lost or changed silently: the same is read, or the file is named."""
     wanted = read_all(copy_of(sealed))
     refused = 0
     for path, data in sealed.files.items():

@@ -30,7 +30,7 @@ def opened(files: dict[str, bytes]) -> Engine:
 
 
 def state(engine: Engine) -> dict[str, Any]:
-    """All that somebody can ask a node for after a start, but for the branches, which a kill renews."""
+    """All that a client can ask a node for after a start, except the branches, which a kill renews."""
     return {
         name: (
             bucket.manifest,

@@ -213,7 +213,7 @@ def test_a_store_of_format_3_goes_on_with_its_prepares(tmp_path: Path) -> None:
     "name", ["FORMAT", "bucket.default/log-0000000002", "bucket.default/segment-0000000001"]
 )
 def test_a_newer_file_is_refused_with_what_to_do(tmp_path: Path, name: str) -> None:
-    """Each on its own: an older Tailrace may find a store in the middle of its first start by a newer one."""
+    """Each file alone: an older Tailrace may find a store in the middle of its first start by a newer one."""
     zipfile.ZipFile(FORMAT_3).extractall(tmp_path)
     path = tmp_path / name
     data = bytearray(path.read_bytes())

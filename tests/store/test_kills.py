@@ -28,7 +28,7 @@ def test_a_kill_at_every_call_that_writes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_kills_at_random(tmp_path: Path, seed: int) -> None:
-    # how many writes there were between the kills depends on the machine: a few each is all that is asked
+    # how many writes there were between the kills depends on the machine: a few each are enough
     assert run("random", tmp_path / "data", seed, 50) > 50
 
 

@@ -1,4 +1,4 @@
-"""Numbers that a peer sends have limits, and are refused when they come: afterwards it would be too late."""
+"""Numbers that a peer sends have limits, and are refused on arrival: later would be too late."""
 
 from __future__ import annotations
 

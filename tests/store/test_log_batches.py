@@ -42,7 +42,7 @@ def test_pieces_are_bounded_and_make_the_same_batch(sizes: list[int], piece_byte
 
 
 def test_a_large_frame_is_written_as_it_is() -> None:
-    """Joined with its neighbours it would be copied, twice, and all other threads stand still meanwhile."""
+    """Joined with its neighbours it would be copied twice, with all other threads at a standstill."""
     small = DcpMutation(by_seqno=1, rev_seqno=1, key=b"\0k", value=b"v").encode()
     large = DcpMutation(by_seqno=2, rev_seqno=1, key=b"\0k", value=bytes(LARGE_BYTES)).encode()
     frames = [small, large, large, small, small]

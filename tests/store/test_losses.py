@@ -164,7 +164,7 @@ def test_a_segment(node: MemoryFiles, how: str, which: int) -> None:
     assert left.get(b"\0k8") == (b"second segment" if which == 0 else b"first segment")
     assert left.get(b"\0k19") == (None if which == 0 else b"first segment")
     assert (b"\0k18" in left) is (which == 1)  # its deletion is lost
-    for vb in bucket:  # nobody may go on with what he knows
+    for vb in bucket:  # no reader may go on with what it knows
         assert len(vb.failover_log.entries) == 1 + (vb.state == VBucketState.ACTIVE)
         assert not known_uuids(node) & {entry.vb_uuid for entry in vb.failover_log.entries}
         assert vb.item_count == len(values(vb))
@@ -226,7 +226,7 @@ def test_a_whole_bucket(node: MemoryFiles, how: str, tmp_path: Path) -> None:
 
 
 def test_accepting_a_loss_always_begins_a_branch(node: MemoryFiles) -> None:
-    """Whoever restores an old copy of everything can't be told from a node that was stopped long ago."""
+    """A restored old copy of everything can't be told from a node that was stopped long ago."""
     files = copy_of(node)
     engine = Engine(files=files, accept_loss=True)
     bucket = engine.buckets["default"]
@@ -238,7 +238,7 @@ def test_accepting_a_loss_always_begins_a_branch(node: MemoryFiles) -> None:
 
 @pytest.mark.parametrize("lost", ["log", "segment", "MANIFEST"])
 def test_a_kill_while_a_loss_is_accepted(node: MemoryFiles, lost: str) -> None:
-    """Until the new branches are on disk the loss is still told; after that nobody can go on with the old."""
+    """Until the new branches are on disk the loss is still reported; then nobody can go on with the old."""
     whole = copy_of(node)
     old = known_uuids(node)
     path = DIRECTORY + "MANIFEST" if lost == "MANIFEST" else newest(whole, f"{lost}-")

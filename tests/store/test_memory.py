@@ -1,4 +1,4 @@
-"""What leaves memory leaves it at once; a node has the garbage collector come by next to never."""
+"""What leaves memory leaves it at once; a node hardly ever runs the garbage collector."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_sealed_changes_are_freed_without_the_collector() -> None:
 
 
 def test_changes_that_leave_memory_count_until_they_are_freed() -> None:
-    """Freeing takes a while. Fast writers filled the room that was not there yet, and the node held a
+    """Freeing takes a while. Fast writers filled room that was not free yet, and the node held a
     generation more than its quota.
     """
     with open_store(MemoryFiles(), 1) as engine:
@@ -71,7 +71,7 @@ def test_changes_that_leave_memory_count_until_they_are_freed() -> None:
 
 @pytest.fixture
 def sealed() -> Iterator[Any]:
-    """A bucket with some segments, and nobody but us who collects garbage."""
+    """A bucket with some segments, where only the test collects garbage."""
     engine = open_store(MemoryFiles(), 1)
     bucket = engine.create_bucket("default", 8)
     for generation in range(3):
@@ -87,7 +87,7 @@ def sealed() -> Iterator[Any]:
 
 
 def test_segments_that_were_merged_are_freed_without_the_collector(sealed: Any) -> None:
-    """Their files were open for as long as the node ran, and had their place on the disk."""
+    """Their files used to stay open, and take disk space, while the node ran."""
     for vbucket in sealed:
         assert vbucket.get(b"\0k%d" % vbucket.id) is not None
     old = [weakref.ref(segment) for segment in sealed.segments]

@@ -1,4 +1,4 @@
-"""A large merge has a process of its own: the same comes out, and nothing is lost whatever becomes of it."""
+"""A large merge has its own process: the result is the same, and nothing is lost whatever becomes of it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def state(bucket: EngineBucket) -> tuple[object, ...]:
 
 
 def merged(directory: Path, asked: Compaction) -> tuple[object, ...]:
-    """Merged, and what a restart makes of it."""
+    """What is there after the merge, and after a restart."""
     with open_store(directory) as engine:
         bucket = engine.buckets["default"]
         begun(bucket, asked).finish()

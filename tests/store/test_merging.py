@@ -1,4 +1,4 @@
-"""Many vbuckets that are sealed or merged together become the same as one after the other."""
+"""Sealing or merging many vbuckets together gives the same as one after the other."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def a_store(seed: int) -> MemoryFiles:
 
 
 def content(segment: Segment) -> list[tuple[object, ...]]:
-    """Everything that a segment says, but for where its blocks begin."""
+    """Everything that a segment says, except where its blocks begin."""
     rows: list[tuple[object, ...]] = []
     for number in range(VBUCKETS):
         piece = segment.piece(number)
@@ -115,7 +115,7 @@ def test_sealed_together_or_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_blocks_of_a_large_vbucket_are_full() -> None:
-    """A backfill costs by the block: what a part of a merge leaves over begins the next one's first block."""
+    """A backfill costs by the block: what a part of a merge leaves over begins the next part's first."""
     rng = random.Random(1)
     with open_store(MemoryFiles()) as engine:
         bucket = engine.create_bucket("default", 1)
@@ -134,7 +134,7 @@ def test_blocks_of_a_large_vbucket_are_full() -> None:
 
 
 def test_sealed_as_it_was_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a commit noted of its frames is what they say, also behind a rollback and a restart."""
+    """What a commit noted about its frames is what they say, even after a rollback and a restart."""
     known: list[bool] = []
     ask = compaction._logged_columns
 

@@ -29,7 +29,7 @@ KEY = b"\0key"
 def prepared(
     vbucket: EngineVBucket, act: Callable[[], Written], level: DurabilityLevel | int = MAJORITY
 ) -> Written:
-    """What a durable write makes."""
+    """What a durable write writes."""
     vbucket.begin_durable(int(level))
     try:
         return act()
@@ -348,7 +348,7 @@ class TestKept:
 
 class TestStreams:
     def test_no_commit_is_folded_away_under_the_next_prepare(self, home: Home) -> None:
-        """Whoever has the first prepare would not know what has become of it."""
+        """A copy with the first prepare would not know what became of it."""
         vbucket = home.bucket().find(0)
         for _ in range(2):
             vbucket.commit(prepare(vbucket))
@@ -425,7 +425,7 @@ class TestReceived:
 
     @pytest.mark.parametrize("level", [MAJORITY, PERSIST])
     def test_what_it_tells_the_active(self, home: Home, level: int) -> None:
-        """Nothing of a snapshot that a promotion would take back, be it because its end is not on disk."""
+        """Nothing of a snapshot that a promotion would take back, even just because its end is not durable."""
         vbucket, bucket = self.replica(home), home.bucket()
         told: list[int] = []
         stream = ReplicaStream(vbucket, 1, 0, lambda status, opaque: None)
@@ -447,7 +447,7 @@ class TestReceived:
         assert told == [1]
 
     def test_any_change_of_the_document_decides_it(self, home: Home) -> None:
-        """What comes from a disk has the newest version, not the commit."""
+        """A stream from disk has the newest version, not the commit."""
         bucket = home.bucket(active=False)
         vbucket = self.replica(home)
         vbucket.begin_snapshot(0, 1)

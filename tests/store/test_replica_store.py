@@ -27,7 +27,7 @@ _STEP = st.one_of(
     _WRITE,
     _WRITE,
     _DELETE,
-    st.tuples(st.just("replicate"), st.integers(0, 12)),  # a whole snapshot, or all but so many frames of it
+    st.tuples(st.just("replicate"), st.integers(0, 12)),  # a whole snapshot, or all but this many frames
     st.tuples(st.just("replicate"), st.just(0)),
     st.tuples(st.just("checkpoint"), st.just(0)),
     st.tuples(st.just("seal"), st.just(0)),
@@ -204,7 +204,7 @@ def test_a_part_of_an_older_snapshot_is_not_told_as_persisted() -> None:
 
 
 def test_an_active_has_no_part_in_a_snapshot_that_it_was_announced_as_a_replica() -> None:
-    """Its own changes get the seqnos of those that never came, and count as any others."""
+    """Its own changes get the seqnos of those that never came, and count like any others."""
     pair = Pair()
     pair.replica.begin_snapshot(0, 4)
     pair.run("flush", 0)

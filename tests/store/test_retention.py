@@ -1,4 +1,4 @@
-"""Every version of a document, for as long as it is retained: what streams of the store give."""
+"""Every version of a document, while it is retained: what streams of the store give."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def chunks(snapshot: Any, max_bytes: int = 256 << 10) -> Iterator[list[bytes]]:
 
 
 def versions(vbucket: Any, after: int = 0, **how: Any) -> list[tuple[int, bytes]]:
-    """Everything after a seqno, as seqno and value; rising, and no chunk lies across the two parts."""
+    """Everything after a seqno, as seqno and value; ascending, and no chunk spans the two parts."""
     read: list[tuple[int, bytes]] = []
     while (snapshot := vbucket.snapshot_after(after, history=True, **how)) is not None:
         for frames in chunks(snapshot):
@@ -166,7 +166,7 @@ def test_a_purged_tombstone_of_nothing_is_missing_in_the_history() -> None:
 
 
 def test_merges_by_themselves_keep_it_within_bounds() -> None:
-    """Retained versions are no garbage that a merge of everything is due for, again and again."""
+    """Retained versions are not garbage that makes a merge of everything due again and again."""
     _, bucket = opened(history_retention_bytes=20_000, garbage_share=0.5)
     vbucket = bucket.vbuckets[0]
     merges = 0
@@ -260,7 +260,7 @@ def test_a_history_is_switched_off_and_on_again(place: str) -> None:
 
 
 def test_a_replica_of_mixed_collections_keeps_their_history() -> None:
-    """What is missing in a snapshot with history is what no history should have."""
+    """A snapshot with history lacks only what no history should have."""
     _, source_bucket = opened(history_retention_bytes=1 << 30)
     set_history(source_bucket, 1, latest=False)
     active = source_bucket.vbuckets[0]
@@ -282,7 +282,7 @@ def test_a_replica_of_mixed_collections_keeps_their_history() -> None:
 
 
 def test_a_replica_knows_what_it_lacks() -> None:
-    """What whoever sent it had folded away is missing; from there on everything is here."""
+    """What the sender folded away is missing; from there on everything is here."""
     _, source_bucket = opened()
     active = source_bucket.vbuckets[0]
     every = written(active, 30)
@@ -307,7 +307,7 @@ STEPS = ["write", "delete", "seal", "compact", "back"]
 
 @given(st.lists(st.sampled_from(STEPS), max_size=30), st.integers(0, 9))
 def test_a_reader_that_keeps_up_misses_nothing(steps: list[str], size: int) -> None:
-    """Whatever is merged meanwhile: what lies at or above the history's start is complete."""
+    """Whatever is merged meanwhile, everything from the history's start on is complete."""
     _, bucket = opened(history_retention_bytes=100 + 200 * size)
     vbucket = bucket.vbuckets[0]
     model: dict[int, bytes] = {}

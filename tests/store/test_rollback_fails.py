@@ -79,8 +79,8 @@ def test_a_disk_without_room(sealed: bool, targets: dict[int, int]) -> None:
 @pytest.mark.parametrize("next_fails", [False, True])
 @pytest.mark.parametrize("operation", ["rollback", "delete"])
 def test_what_was_refused_is_not_there_after_a_power_cut(operation: str, next_fails: bool) -> None:
-    """Its sync failed, so that it is an error; but all of it may have reached the disk. The log that makes it
-    void has nothing else that counts if the next commit fails, too.
+    """Its sync failed, so it is an error; but all of it may have reached the disk. The log that makes it void
+    has nothing else that counts if the next commit fails, too.
     """
     disk = SimulatedDisk()
     files = FaultyFiles(disk)

@@ -124,7 +124,7 @@ def test_a_rollback_in_between_waits_for_the_seal_and_breaks_the_merge_off(home:
 
 
 def test_a_merge_is_planned_without_a_look_at_its_pieces(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are as many as vbuckets times segments, and the owner's thread has others to serve."""
+    """There are as many as vbuckets times segments, and the owner's thread must serve others."""
     bucket = home.bucket()
     for part in range(3):
         fill(bucket, part * 200, 200)

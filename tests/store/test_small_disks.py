@@ -20,10 +20,10 @@ LEAST = SETTINGS.least_disk_bytes - STATE_DISK_BYTES
 
 
 def maintain(bucket: EngineBucket) -> bool:
-    """What a node's timer does; whether all of it worked.
+    """Do what a node's timer does; return whether all of it worked.
 
-    Jobs that may be under way at the same time are: each has its file on the disk until the last one is done,
-    and the one that began last writes first.
+    Jobs run together where they may: each has its file on the disk until the last one is done, and the one
+    that began last writes first.
     """
     worked = True
     try:
@@ -70,7 +70,7 @@ def write_again(bucket: EngineBucket, *, attempts: int = 12) -> None:
 def full_bucket(
     rng: random.Random, capacity: int, *, keys: int = 100_000, size: int = 2_000, burst: int = 1_000_000
 ) -> tuple[SmallDisk, Engine, EngineBucket]:
-    """On a disk of which half is somebody else's."""
+    """A bucket on a full disk, half of it used by others."""
     disk = SmallDisk(capacity)
     disk.foreign_bytes = capacity // 2
     engine = Engine(files=disk, settings=SETTINGS, clock=ManualClock())
@@ -174,5 +174,5 @@ def test_after_a_failed_seal_no_merge_takes_its_room() -> None:
         for job in jobs:
             with pytest.raises(StoreError):
                 job.finish()
-    assert ["SealJob"] in begun[1:]  # alone: what it needs is not taken by somebody else
-    assert any("MergeJob" in kinds for kinds in begun[1:])  # which may make room, so it has its turn
+    assert ["SealJob"] in begun[1:]  # alone: nothing else takes the room that it needs
+    assert any("MergeJob" in kinds for kinds in begun[1:])  # it may make room, so it gets its turn

@@ -625,7 +625,7 @@ class TestRollback:
 
 class TestCache:
     def test_it_forgets_what_is_no_longer_true(self, home: Home) -> None:
-        """The owner holds on to the dictionary itself, so it must stay the same one."""
+        """The owner keeps the dictionary itself, so it must stay the same one."""
         bucket = home.bucket()
         vb = bucket.vbuckets[0]
         cache = bucket.cache
@@ -882,7 +882,7 @@ class TestCollections:
         assert vb.item_count == 21
         assert values(vb).keys() == want | {b"\0z"}
         home.bucket().rollback({0: drop - 1}, branch=True)
-        # The bucket's manifest still has no such collection, so the vbucket is told again at once.
+        # The bucket's manifest still has no such collection, so the vbucket gets the event again at once.
         assert vb.high_seqno == drop
         assert vb.get(b"\x09k1") is None
         assert values(vb).keys() == want
