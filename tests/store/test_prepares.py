@@ -425,7 +425,7 @@ class TestReceived:
 
     @pytest.mark.parametrize("level", [MAJORITY, PERSIST])
     def test_what_it_tells_the_active(self, home: Home, level: int) -> None:
-        """Nothing of a snapshot that a promotion would take back, even just because its end is not durable."""
+        """Nothing of a snapshot that a promotion would take back, even just because its end is not synced."""
         vbucket, bucket = self.replica(home), home.bucket()
         told: list[int] = []
         stream = ReplicaStream(vbucket, 1, 0, lambda status, opaque: None)

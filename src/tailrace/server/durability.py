@@ -6,8 +6,8 @@ safe as its level requires: in memory, or (persist to majority) on disk. Replica
 that is so; a report is forgotten when its connection ends or the vbucket changes. A prepare is aborted when
 its time is up, or when the map leaves too few copies.
 
-A node that becomes the active, or restarts as it, commits what is prepared and never aborts it: the active
-before it may have committed it.
+A node that becomes the active, or restarts as one, commits what is prepared and never aborts it: the previous
+active may have committed it.
 
 Without a map the node is alone, and its own disk is the majority.
 

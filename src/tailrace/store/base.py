@@ -86,7 +86,7 @@ class StoreSettings:
     quiet_time: float = 5.0  # seconds without a commit before segments are merged for readers' sake
     garbage_share: float = 0.5  # of sealed bytes that are superseded before all segments are merged
     history_changes: int = 200  # newest changes of each vbucket that a rollback can undo one by one
-    history_retention_seconds: float = 0.0  # every version of this many last seconds is kept; 0: any age
+    history_retention_seconds: float = 0.0  # every version of the last N seconds is kept; 0: any age
     history_retention_bytes: int = 0  # ... up to this size of the bucket's changes; 0: any. Both 0: none
     tombstone_age: float = 259_200.0  # seconds before compaction forgets a deletion
     expiry_pager_interval: float = 600.0  # seconds (kept by the owner's timer)
@@ -194,7 +194,7 @@ class VBucket(Protocol):
 
     @property
     def persisted_snapshot(self) -> ReceivedRange:
-        """The received snapshot of which only a part is on disk: a promotion after a kill goes back to its
+        """The received snapshot that is only partly on disk: a promotion after a kill goes back to its
         start. (persisted, persisted) if there is none.
         """
         ...
@@ -627,7 +627,7 @@ class Bucket(Protocol):
 
     @property
     def uuid(self) -> str:
-        """32 hex digits that no other bucket has, not even one of this name; "" if it is older than that."""
+        """32 hex digits that no other bucket has, not even one of this name; "" for older buckets."""
         ...
 
     def set_uuid(self, uuid: str) -> None:

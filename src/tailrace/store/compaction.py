@@ -5,7 +5,7 @@ the moment that the manifest is replaced. Writers are never stopped.
 
 What may go: versions that were superseded before the promised history (`history_changes`, and `retention` if
 every version is kept for a while, except in collections without history), documents of collections that were
-dropped before it, and tombstones that are old enough or that somebody asks to drop.
+dropped before it, and tombstones that are old enough or that a compaction was asked to drop.
 Every loss of a version raises the vbucket's rollback floor, every loss of a tombstone its purge seqno. The
 frame with a vbucket's highest seqno always stays: a snapshot must end with it.
 """

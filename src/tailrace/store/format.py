@@ -323,7 +323,7 @@ def system_key(event: int, subject: int) -> bytes:
 
 
 def system_event(frame: bytes) -> tuple[int, int]:
-    """Which event, and of which collection or scope id."""
+    """Which event it is, and the id of its collection or scope."""
     (event,) = _EVENT.unpack_from(frame)
     content = event_content(frame)
     return event, content.scope_id if content.collection_id is None else content.collection_id

@@ -22,7 +22,7 @@ class ReceivedSnapshots:
         self.announced_purge = 0  # of the newest, if nothing of it is here yet
         self.has_gaps = True  # in what is here of the newest; unknown (True) after a restart
         self.has_history = False  # the newest lacks no version that a history should have
-        self.folded: list[ReceivedRange] = []  # those with gaps, rising
+        self.folded: list[ReceivedRange] = []  # those with gaps, ascending
         self.lacks_up_to = 0  # versions that a history should have, in complete snapshots
 
     def around(self, seqno: int) -> ReceivedRange:

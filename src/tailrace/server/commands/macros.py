@@ -43,7 +43,7 @@ def document_facts(vbucket: VBucket, document: StoredDocument | None, body: byte
 
 
 def document_macro(text: str) -> str | None:
-    """The member that ``"${$document.NAME}"`` asks for, "" for all of them; None if it is another text."""
+    """The member that ``"${$document.NAME}"`` asks for, "" for all of them; None for any other text."""
     match = _DOCUMENT_MACRO.fullmatch(text)
     return None if match is None else match[1] or ""
 
