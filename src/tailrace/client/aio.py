@@ -5,7 +5,7 @@
             ...
 
 The connections are read whether or not the application asks for changes: noops are answered and dead servers
-noticed while it is busy, and the window bounds what can pile up. The event loop must get its turns, though:
+noticed while it is busy, and the window bounds what can pile up. But the event loop must keep running:
 an application that computes for long between two awaits should use `tailrace.connect_sync`, which has a
 thread of its own.
 """
@@ -213,7 +213,7 @@ class Source:
         *,
         vbuckets: Iterable[int] | None = None,
     ) -> AsyncGenerator[Portion, None]:
-        """What a node sent at once, for an application that chooses between events and batches.
+        """What a node sent in one go, for an application that chooses between events and batches.
 
         Asking for the next portion releases this one.
         """
@@ -249,7 +249,7 @@ class Source:
         """Stop a reading; positions stay as the application has them."""
         if self._portion is not None:
             self._portion.settle()
-            # the connection is kept: bytes that nobody acknowledges would stay in its window for ever
+            # the connection is kept: unacknowledged bytes would stay in its window for ever
             release(self._portion)
             self._portion = None
             self._nodes.patience.came_back(self._loop.time())
@@ -258,13 +258,13 @@ class Source:
             if self._group is not None:
                 self._group.stop()
             for connection in self._connections.unheeded():
-                # what it brought is of no interest any more, so its successor can come
+                # nobody wants what it brought any more, so its successor can be dialled
                 self._lost(connection.address, connection.lost)
             self._connections.drop_spent()
             self._connections.flush()
 
     async def next_portion(self, reading: Reading) -> Portion | None:
-        """The next portion; the one before is done with. None at the end."""
+        """The next portion, or None at the end. The previous one is finished."""
         if self._portion is not None:
             taken, self._portion = self._portion, None
             self._changes += taken.row_count
@@ -291,7 +291,7 @@ class Source:
                 if portion.told:
                     self._turn_soon()
                 self._portion = portion
-            if self._group is None:  # a group keeps them itself
+            if self._group is None:  # a group saves them itself
                 await self._state.save_starts(reading.new_starts())
             if portion is not None:
                 return portion
@@ -306,12 +306,12 @@ class Source:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing more is here: the next change is still on its way, or not made yet."""
+        """Whether nothing more is here: the next change is still on its way, or not made yet."""
         self._connections.look(at_all=True)
         return not self._connections.has_more
 
     async def pause(self, vbuckets: Iterable[int]) -> None:
-        """Stop receiving some vbuckets; `resume` goes on exactly there. Only DCP can do that."""
+        """Stop receiving some vbuckets; `resume` continues exactly there. Only DCP can do that."""
         if self.options.dialect != "dcp":
             raise UsageError(f"{self.options.dialect} can't close a stream, so nothing can be paused")
         self._active().pause(list(vbuckets))
@@ -325,7 +325,7 @@ class Source:
     # positions
 
     def positions(self) -> dict[int, Position]:
-        """What the application has: every event that was handed to it is below or at these."""
+        """What the application has: every event that it was given is at or below these."""
         if self._portion is not None:
             self._portion.settle()
         known = {} if self._reading is None else self._reading.positions()
@@ -335,13 +335,13 @@ class Source:
 
     @property
     def assigned(self) -> frozenset[int]:
-        """The vbuckets that this reader has now; of a group's member those that it got."""
+        """The vbuckets that this reader has now; in a group, those assigned to it."""
         if self._group is not None:
             return self._group.owned
         return frozenset() if self._reading is None else frozenset(self._reading.progress)
 
     def reached_seqnos(self) -> dict[int, int]:
-        """How far the application was when it last came for more, by vbucket; for whoever watches it."""
+        """By vbucket, the seqno that the application had reached when it last asked for more."""
         return (
             {}
             if self._reading is None
@@ -349,14 +349,14 @@ class Source:
         )
 
     async def save(self) -> None:
-        """Save the last whole snapshot of every vbucket that the application has. A failure is raised."""
+        """Save the last whole snapshot of every vbucket that the application has; raise if that fails."""
         if self._reading is not None:
             if self._portion is not None:
                 self._portion.settle()
             await self._state.save(self._reading.to_save(), self._loop.time())
 
     async def _autosave(self, reading: Reading) -> None:
-        """Save when there is time, which is when nothing waits, and otherwise every second."""
+        """Save when nothing is waiting, and otherwise every second."""
         if self._state.is_wanted and (
             self.is_idle or self._state.is_overdue(self._loop.time()) or reading.finished
         ):
@@ -365,7 +365,7 @@ class Source:
             except (StoreError, ConnectError):
                 if self._group is None:
                     raise
-                self._state.moved()  # the group counts for how long its store is away
+                self._state.moved()  # the group keeps track of how long its store is away
 
     # questions
 
@@ -378,13 +378,13 @@ class Source:
 
     @property
     def bucket_uuid(self) -> str:
-        """The bucket's: another one of its name has another. Empty where the server says none."""
+        """The bucket's UUID; deleted and made again, a bucket has another. Empty if the server gives none."""
         self._check_usable()
         assert self._nodes.map is not None
         return self._nodes.map.uuid
 
     async def high_seqnos(self, *, reachable_only: bool = False) -> dict[int, int]:
-        """The newest seqno of every vbucket; with ``reachable_only`` of those whose nodes answer."""
+        """The newest seqno of every vbucket; with ``reachable_only``, of those whose nodes answer."""
         seqnos: dict[int, int] = {}
         for answer in await self._asking.everybody(lambda _: high_seqnos(), reachable_only=reachable_only):
             seqnos |= answer
@@ -393,7 +393,7 @@ class Source:
     async def failover_logs(
         self, vbuckets: Iterable[int] | None = None, *, reachable_only: bool = False
     ) -> dict[int, FailoverLog]:
-        """The branches of vbuckets, newest first; with ``reachable_only`` of those whose nodes answer."""
+        """The branches of vbuckets, newest first; with ``reachable_only``, of those whose nodes answer."""
         assert self._nodes.map is not None
         chosen = range(self._nodes.map.vbucket_count) if vbuckets is None else sorted(set(vbuckets))
         logs: dict[int, FailoverLog] = {}
@@ -405,11 +405,11 @@ class Source:
         return dict(sorted(logs.items()))
 
     def unreachable(self) -> dict[int, str]:
-        """VBuckets of which nobody can be asked now, and why."""
+        """The vbuckets that no node can be asked about now, and why."""
         return self._asking.unreachable(range(self.vbucket_count))
 
     async def persisted_seqnos(self, branches: Mapping[int, int]) -> CopiesOnDisk:
-        """How far every copy of vbuckets has a branch on disk; ``branches`` are vb_uuids by vbucket.
+        """Up to which seqno every copy has a branch on disk; ``branches`` are vb_uuids by vbucket.
 
         For sources with ``persisted_only``, which keep connections to replicas too.
         """
@@ -431,7 +431,7 @@ class Source:
 
     @property
     def has_collections(self) -> bool:
-        """Whether the server knows collections."""
+        """Whether the server supports collections."""
         granted = [link.granted for _, link in self._nodes.links() if link.granted is not None]
         return any(agreed.session.collections for agreed in granted)
 
@@ -473,13 +473,13 @@ class Source:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Let the policy decide, do what it says, and have whoever waits look again."""
+        """Let the policy decide, do what it says, and wake all waiters."""
         self._turning = False
         self._decide()
         self._wake()
 
     def _wake(self) -> None:
-        """Have whoever waits look again."""
+        """Have all waiters look again."""
         self._something.set()
 
     def _decide(self) -> None:
@@ -491,7 +491,7 @@ class Source:
                 self._reading.turn(now)
                 self._reading.check(now)
             self._nodes.check(now)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the application hears of it
+        except Exception as error:  # noqa: BLE001 - whatever it is, the application gets it
             self._fail(error)
             return
         for address in self._nodes.to_connect(now):
@@ -516,7 +516,7 @@ class Source:
             self._timer = self._loop.call_at(due, self._ring)
 
     def _ring(self) -> None:
-        # what has arrived counts, even if the loop was held up and comes late to data and timer
+        # data first: if the loop was held up, what has arrived must count before the timer does
         self._connections.look(at_all=True)
         self._connections.handle_timers(self._loop.time())
         self._turn()
@@ -528,7 +528,7 @@ class Source:
         except ConnectError:
             if self._nodes.map is None:
                 raise
-            return  # it was there before: wait for it
+            return  # the cluster was found before: wait for it
         self._nodes.found_seeds(seeds)
 
     def _is_busy(self) -> bool:
@@ -536,7 +536,7 @@ class Source:
         return self._portion is not None or self._connections.has_more
 
     def _disconnected(self, connection: Connection, error: Exception) -> None:
-        """A connection is gone. What it brought is delivered before anybody is told."""
+        """A connection is gone. What it brought is delivered before the loss is reported."""
         reading = self._reading
         if reading is not None and not reading.is_over and not reading.finished:
             reading.link_closed(connection.address, error)

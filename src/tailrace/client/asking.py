@@ -1,4 +1,4 @@
-"""Questions of a source to the nodes of its bucket, beside what it reads."""
+"""Questions that a source asks the nodes of its bucket, apart from what it reads."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 
 class Asking:
-    """Has conversations with all nodes. ``turn`` lets the policy decide, ``until`` waits for a condition that
-    is looked at whenever something happens, and when ``wake`` is called.
+    """Has conversations with all nodes. ``turn`` lets the policy decide; ``until`` waits for a condition that
+    is checked whenever something happens or ``wake`` is called.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Asking:
         return list(survey.answers.values())
 
     async def copies(self, branches: Mapping[int, int], *, patience_s: float | None) -> CopiesOnDisk:
-        """Ask all copies of vbuckets how far they have a branch on disk."""
+        """Ask all copies of vbuckets up to which seqno they have a branch on disk."""
         self._nodes.refuse_ephemeral()
         self._need_everybody()
         self._turn()
@@ -93,7 +93,7 @@ class Asking:
         return survey.result(self._now())
 
     def unreachable(self, vbuckets: Iterable[int]) -> dict[int, str]:
-        """VBuckets of which nobody can be asked now, and why."""
+        """The vbuckets that no node can be asked about now, and why."""
         reasons: dict[int, str] = {}
         for vbucket in vbuckets:
             node = self._nodes.node_of(vbucket)
@@ -110,7 +110,7 @@ class Asking:
 
     @contextmanager
     def _alarms(self) -> Iterator[Callable[[float], None]]:
-        """Have whoever waits look again after so many seconds; at the end nobody waits."""
+        """Give a function that wakes all waiters after so many seconds; its timers end with the context."""
         alarms: list[asyncio.TimerHandle] = []
         loop = asyncio.get_running_loop()
         try:
@@ -136,7 +136,7 @@ class Asking:
         return None if node is None else node.address
 
     def _homes(self) -> set[Address | None]:
-        """The nodes that have something for us."""
+        """The nodes that have vbuckets we need."""
         return {self._home(vbucket) for vbucket in self._needed_vbuckets()} - {None}
 
     def _needed_vbuckets(self) -> Iterable[int]:

@@ -25,7 +25,7 @@ class Autosave:
         self._has_more = False
 
     async def load(self, bucket_uuid: str) -> Mapping[int, SavedPosition]:
-        """What an earlier run has saved."""
+        """What an earlier run saved."""
         if self._store is None:
             return {}
         if hasattr(self._store, "bucket_uuid"):
@@ -34,20 +34,20 @@ class Autosave:
         return self._loaded
 
     def moved(self) -> None:
-        """The application has more than what is saved."""
+        """Note that the application has more than what is saved."""
         self._has_more = True
 
     @property
     def is_wanted(self) -> bool:
-        """There is something to save without being told to."""
+        """Whether there is something to save automatically."""
         return self._store is not None and self._has_more and self._is_automatic
 
     def is_overdue(self, now: float) -> bool:
-        """Nothing was saved for a while."""
+        """Whether nothing was saved for a while."""
         return now - self._saved_at >= _AUTOSAVE_S
 
     async def save(self, positions: Mapping[int, SavedPosition], now: float) -> None:
-        """Save positions, unless no snapshot has become whole since the last time. A failure is raised."""
+        """Save positions, unless no snapshot has become whole since the last time; raise if that fails."""
         if self._store is None:
             return
         self._has_more = False
@@ -57,10 +57,10 @@ class Autosave:
         await self._write(self._store, positions)
 
     async def save_starts(self, starts: Mapping[int, SavedPosition]) -> None:
-        """Save where vbuckets start that start now, beside what is saved already.
+        """Save where vbuckets that start "now" begin, together with what is saved already.
 
-        Nobody has to ask for it, and it comes before anything is handed out: after a kill the next run would
-        otherwise start at another "now", and what came in between would be missing.
+        This needs no request and happens before anything is handed out: after a kill, the next run would
+        otherwise start at a later "now" and miss what came in between.
         """
         if starts and self._store is not None:
             await self._write(self._store, {**(self._last_saved or self._loaded), **starts})
@@ -70,6 +70,6 @@ class Autosave:
         try:
             await asyncio.shield(saving)
         except asyncio.CancelledError:
-            await asyncio.wait([saving])  # the next reader must not meet a save that goes on
+            await asyncio.wait([saving])  # the next reader must not run into an unfinished save
             raise
         self._last_saved = positions

@@ -5,7 +5,7 @@
             ...
 
 The asyncio pump runs in a thread of its own, which keeps the connections alive however long the application
-takes for a change. A source is used by one thread at a time.
+takes over a change. A source is used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class BlockingSource:
 
     @property
     def options(self) -> SourceOptions:
-        """The options that it was made with."""
+        """The options that this source was made with."""
         return self._source.options
 
     # life
@@ -90,7 +90,7 @@ class BlockingSource:
         if loop is None or thread is None:
             return
         self._loop = self._thread = None
-        # all of it in the loop's own thread: the caller's may have a loop that runs, as in a notebook
+        # all in the loop's own thread: the caller's may have a running loop, as in a notebook
         asyncio.run_coroutine_threadsafe(_cancel_the_others(), loop).result()
         asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
@@ -98,10 +98,10 @@ class BlockingSource:
         loop.close()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The pump's loop, if somebody runs it.
+        """The pump's loop, if it is running.
 
-        Nobody does in a process that was forked from its own, nor while Python ends: threads like the pump's
-        stand still then.
+        It is not in a process forked from its own, nor while Python shuts down: the pump's thread is gone or
+        stands still then.
         """
         is_running = self._thread is not None and self._thread.is_alive() and not sys.is_finalizing()
         return self._loop if is_running else None
@@ -170,7 +170,7 @@ class BlockingSource:
         *,
         vbuckets: Iterable[int] | None = None,
     ) -> Generator[Portion, None, None]:
-        """What a node sent at once, for an application that chooses between events and batches.
+        """What a node sent in one go, for an application that chooses between events and batches.
 
         Asking for the next portion releases this one.
         """
@@ -184,11 +184,11 @@ class BlockingSource:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing more is here: the next change is still on its way, or not made yet."""
+        """Whether nothing more is here: the next change is still on its way, or not made yet."""
         return self._call(lambda: self._source.is_idle)
 
     def pause(self, vbuckets: Iterable[int]) -> None:
-        """Stop receiving some vbuckets; `resume` goes on exactly there. Only DCP can do that."""
+        """Stop receiving some vbuckets; `resume` continues exactly there. Only DCP can do that."""
         self._await(self._source.pause(vbuckets))
 
     def resume(self, vbuckets: Iterable[int]) -> None:
@@ -198,16 +198,16 @@ class BlockingSource:
     # positions and questions
 
     def positions(self) -> dict[int, Position]:
-        """What the application has: every event that was handed to it is below or at these."""
+        """What the application has: every event that it was given is at or below these."""
         return self._call(self._source.positions)
 
     @property
     def assigned(self) -> frozenset[int]:
-        """The vbuckets that this reader has now; of a group's member those that it got."""
+        """The vbuckets that this reader has now; in a group, those assigned to it."""
         return self._source.assigned
 
     def save(self) -> None:
-        """Save the last whole snapshot of every vbucket that the application has. A failure is raised."""
+        """Save the last whole snapshot of every vbucket that the application has; raise if that fails."""
         self._await(self._source.save())
 
     @property
@@ -217,25 +217,25 @@ class BlockingSource:
 
     @property
     def bucket_uuid(self) -> str:
-        """A bucket that is deleted and made again has another one. Empty if the server does not tell it."""
+        """The bucket's UUID; deleted and made again, a bucket has another. Empty if the server gives none."""
         return self._call(lambda: self._source.bucket_uuid)
 
     def high_seqnos(self, *, reachable_only: bool = False) -> dict[int, int]:
-        """The newest seqno of every vbucket; with ``reachable_only`` of those whose nodes answer."""
+        """The newest seqno of every vbucket; with ``reachable_only``, of those whose nodes answer."""
         return self._await(self._source.high_seqnos(reachable_only=reachable_only))
 
     def failover_logs(
         self, vbuckets: Iterable[int] | None = None, *, reachable_only: bool = False
     ) -> dict[int, FailoverLog]:
-        """The branches of vbuckets, newest first; with ``reachable_only`` of those whose nodes answer."""
+        """The branches of vbuckets, newest first; with ``reachable_only``, of those whose nodes answer."""
         return self._await(self._source.failover_logs(vbuckets, reachable_only=reachable_only))
 
     def unreachable(self) -> dict[int, str]:
-        """VBuckets of which nobody can be asked now, and why."""
+        """The vbuckets that no node can be asked about now, and why."""
         return self._call(self._source.unreachable)
 
     def persisted_seqnos(self, branches: Mapping[int, int]) -> CopiesOnDisk:
-        """As `Source.persisted_seqnos`."""
+        """Same as `Source.persisted_seqnos`."""
         return self._await(self._source.persisted_seqnos(branches))
 
     def homes(self) -> dict[int, Address | None]:
@@ -248,7 +248,7 @@ class BlockingSource:
 
     @property
     def has_collections(self) -> bool:
-        """Whether the server knows collections."""
+        """Whether the server supports collections."""
         return self._call(lambda: self._source.has_collections)
 
     @property
@@ -262,7 +262,7 @@ class BlockingSource:
 
 
 async def _cancel_the_others() -> None:
-    """Nobody waits for a loop that has ended."""
+    """Cancel all other tasks: on a stopped loop they would never end."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

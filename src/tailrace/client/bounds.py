@@ -26,12 +26,12 @@ def check_vbuckets(count: int, *named: Start | End | Iterable[int] | None) -> No
 
 
 class SeenEnd(dict[int, int]):
-    """Seqnos that the bucket had; where changes were taken back since, it ends at what is left."""
+    """Seqnos that the bucket had; where changes were taken back since, the reading ends at what is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """One run."""
+    """The options of one run."""
 
     start: Start = "beginning"
     end: End = "forever"
@@ -40,13 +40,13 @@ class ReadOptions:
     persisted_only: bool = False
     """Hold changes back until all copies have them on disk, so that a failover can't take them back."""
     replica_patience_s: float | None = None
-    """How long a replica is waited for then that can't be reached; None: as long as the map names it."""
+    """How long ``persisted_only`` waits for a replica that can't be reached; None: while the map names it."""
     persisted_timeout_s: float | None = None
-    """How long changes are held back before that is an error; None: for ever."""
+    """How long changes may be held back before that is an error; None: for ever."""
     rollback_points: Callable[[int], Iterable[int | Position]] | None = None
     """The only seqnos of a vbucket that the application can go back to."""
     is_shared: bool = False
-    """A group says which vbuckets are read, and that changes; it begins with none."""
+    """A group decides, again and again, which vbuckets are read; the reading begins with none."""
 
     def __post_init__(self) -> None:
         if isinstance(self.start, str) and self.start not in ("beginning", "now"):

@@ -16,7 +16,7 @@ __all__ = ["BulkWriter"]
 
 
 class BulkWriter:
-    """Writes batches of requests, once."""
+    """Writes batches of requests; for one use."""
 
     def __init__(
         self, nodes: KvNodes, *, patience_s: float, timeout_s: float, clock: Clock, rng: random.Random
@@ -29,7 +29,7 @@ class BulkWriter:
         """When a connection that owes answers last did something."""
 
     def write(self, batches: Iterable[WriteBatch]) -> Iterator[BatchResult]:
-        """What became of each batch, as they are finished."""
+        """Yield what became of each batch as it is finished."""
         pipeline = self._pipeline
         try:
             for batch in batches:
@@ -47,13 +47,13 @@ class BulkWriter:
 
     @property
     def _has_to_hurry(self) -> bool:
-        """Something is to be sent, now or again."""
+        """Whether something is still to be sent, or sent again."""
         return self._pipeline.next_timer() is not None or any(
             connection.waits_to_send for connection in self._heard_at
         )
 
     def _turn(self, *, may_wait: bool = True) -> list[BatchResult]:
-        """Send what is due, wait for an event, take the answers; gives the batches that this finished."""
+        """Send what is due, wait for an event, take the answers; return the batches that this finished."""
         pipeline = self._pipeline
         for connection, data in pipeline.to_send(self._clock.monotonic(), self._route()):
             self._heard_at.setdefault(connection, self._clock.monotonic())
@@ -68,7 +68,7 @@ class BulkWriter:
         return pipeline.finished()
 
     def _route(self) -> Callable[[int], KvConnection | None]:
-        """Who has a vbucket."""
+        """A function that finds the connection to a vbucket's node."""
         nodes = self._nodes
         if nodes.is_alone:
             connection = nodes.anywhere()
@@ -86,7 +86,7 @@ class BulkWriter:
     def _receive(self, *, may_wait: bool) -> None:
         pipeline = self._pipeline
         due = [connection for connection in self._heard_at if pipeline.is_due(connection)]
-        if sum(map(self._take, due)):  # they came while somebody asked a question
+        if sum(map(self._take, due)):  # they came while a script was running
             return
         now = self._clock.monotonic()
         timer = pipeline.next_timer()
@@ -110,14 +110,14 @@ class BulkWriter:
         }
 
     def _take(self, connection: KvConnection) -> int:
-        """Take the answers that have come; how many parts they came in."""
+        """Take the answers that have come; return how many parts they came in."""
         parts = connection.take_answers()
         for answers in parts:
             self._pipeline.receive(connection, answers, self._clock.monotonic())
         return len(parts)
 
     def _lost(self, connection: KvConnection, error: ConnectError) -> None:
-        """Where there are other nodes, one of them may have the vbuckets by now."""
+        """Drop a connection; another node, if there is one, may have its vbuckets by now."""
         self._nodes.drop(connection)
         self._heard_at.pop(connection, None)
         if self._nodes.is_alone:

@@ -41,7 +41,7 @@ class Catalog:
         if scope and collections:
             raise UsageError("a reading is limited to a scope or to collections, not both")
         self.left_out = LeftOut(
-            # a filter of the node takes nothing else, so what is there was asked for
+            # a filter at the node lets nothing else through, so all that comes was asked for
             system=not (include_system or scope or collections),
             transactions=not include_transactions,
         )
@@ -56,15 +56,15 @@ class Catalog:
         self._told: set[DcpReader] = set()
 
     def renew(self) -> None:
-        """A reading begins. Collections may have been made since the last one, and streams that begin behind
-        that don't say what they are called: the manifest is asked for again.
+        """A reading begins: ask for the manifest again. Collections may have been made since the last one,
+        and streams that begin after that don't name them.
         """
         self.is_ready = False
         self._asked, self._told = set(), set()
 
     def turn(self, ready: Sequence[KnownNode], now: float) -> None:
-        """Ask for the manifest, once a reading: every node, since one's may be older than another's. A node
-        has the names of what it streams.
+        """Ask every node for the manifest, once per reading: one's may be older than another's, but a node
+        knows the names of what it streams.
         """
         links = {node.link for node in ready}
         if not links or (self.is_ready and links <= self._told):
@@ -81,7 +81,7 @@ class Catalog:
                 self._told.add(link)
             else:
                 link.ask(_manifest(), partial(self._answered, self._told, link), now)
-        self._asked &= links  # whoever is gone will not answer
+        self._asked &= links  # a node that is gone will not answer
         self._told &= links
         self._settle()
 
@@ -90,12 +90,12 @@ class Catalog:
             self._read(text)
         elif self._scope or self._collections:
             raise UsageError("the server has no collections manifest, so a reading can't be limited")
-        told.add(link)  # that of an earlier reading counts for that one only
+        told.add(link)  # an answer to an earlier reading's question counts for that reading only
         self._settle()
 
     def can_request(self, link: DcpReader) -> bool:
-        """Whether streams of a node may be asked for. Only a filter needs names for that; what else comes is
-        kept until they are there (`awaits_names_of`).
+        """Whether streams may be requested from a node. Only a filter needs names for that; without one, what
+        comes is kept until the names are there (`awaits_names_of`).
         """
         if self._scope or self._collections:
             return self.is_ready and link in self._told
@@ -107,7 +107,7 @@ class Catalog:
         return "waits for the collections manifest" if self._asked - self._told else ""
 
     def awaits_names_of(self, link: DcpReader) -> bool:
-        """Whether a node has yet to say what the collections are called that it streams."""
+        """Whether a node has yet to name the collections that it streams."""
         return link not in self._told
 
     def request_value(self, link: DcpReader, purge_seqno: int) -> bytes:
@@ -122,9 +122,9 @@ class Catalog:
 
     def _settle(self) -> None:
         told = self._asked & self._told
-        # a filter is made of what all of them know; otherwise no node waits for another
+        # a filter is made from what all of them know; without one, no node waits for another
         self.is_ready = bool(told) and (told == self._asked or not (self._scope or self._collections))
-        if self.is_ready and not self.stream_filter:  # what a source was limited to when it was opened stays
+        if self.is_ready and not self.stream_filter:  # made once: a source keeps what it is limited to
             self._make_filter()
 
     def _read(self, text: bytes) -> None:
@@ -175,7 +175,7 @@ def _name(member: dict[str, Any]) -> str:
     name = member["name"]
     if not isinstance(name, str):
         raise TypeError
-    name.encode()  # or ValueError: half of a surrogate pair
+    name.encode()  # ValueError if it has half of a surrogate pair
     return name
 
 

@@ -1,7 +1,7 @@
 """The changes of a delivery as objects, one for each.
 
-Most deliveries hold nothing but mutations whose values are as they were written. Those are made many at a
-time, without a call for each.
+Most deliveries hold nothing but mutations whose values are neither compressed nor carry xattrs. Those are
+made many at a time, without a call for each.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _MUTATION = int(DcpOpcode.MUTATION)
 _JSON = int(Datatype.JSON)
 _PACKED = int(Datatype.SNAPPY | Datatype.XATTR)
 _STEP_ROWS = 512
-"""So many are made at once: few enough that the processor's caches hold them."""
+"""How many are made at a time: few enough to fit in the processor's caches."""
 _STEP_BYTES = 1 << 20
-"""Fewer of them if they are long: no more than this, or one."""
+"""Fewer are made at a time if they are large: about this much, but at least one."""
 _MOST_PIECES = 4096
 
 
@@ -48,7 +48,7 @@ Rows: TypeAlias = "slice | NDArray[np.intp]"
 
 
 class MadeChanges:
-    """All changes of a delivery, in order, and how many of them were taken. To be gone through once."""
+    """All changes of a delivery, in order, and how many of them were taken. To be iterated over once."""
 
     def __init__(self, delivery: ChangeDelivery) -> None:
         self._delivery = delivery
@@ -58,7 +58,7 @@ class MadeChanges:
 
     @property
     def taken(self) -> int:
-        """How many were taken. Nobody counts them one by one: it follows from what is left."""
+        """How many were taken, worked out from what is left: counting each one would cost time."""
         return self._stops_at - length_hint(self._left)
 
     def __iter__(self) -> Iterator[Change]:
@@ -76,18 +76,18 @@ class MadeChanges:
             if (enough := int(ends[first]) + _STEP_BYTES) < ends[stop - 1]:
                 stop = int(np.searchsorted(ends, enough))
             step = slice(first, stop)
-            some = step if isinstance(rows, slice) else rows[step]  # a part is cut faster than it is chosen
+            some = step if isinstance(rows, slice) else rows[step]  # slicing is the faster way
             made: Iterator[Change]
             if is_plain:
                 made = self._left = iter(plain_mutations(frames, some, place_of[step], places))
             else:
-                # one by one: what can't be unpacked is known when its turn comes, and not before
+                # one by one: a change that can't be unpacked must not fail before those ahead of it are taken
                 self._left = iter(place_of[step].tolist())
                 made = any_changes(frames, some, map(places.__getitem__, self._left))
             first = self._stops_at = stop
             yield made
             if length_hint(self._left):
-                return  # one could not be made: what stands behind it comes after it or never
+                return  # one could not be made: what follows must not come before it
 
 
 def plain_mutations(
@@ -104,7 +104,7 @@ def plain_mutations(
     datatypes = frames.datatype[rows] & _JSON
     columns = (frames.seqno, frames.rev, frames.cas, frames.flags, frames.expiry, frames.collection)
     made = list(map(Mutation.__new__, repeat(Mutation, count)))
-    # what `__init__` does; a call of it for each takes a third longer
+    # does what `__init__` does: calling it for each takes a third longer
     for (
         change,
         (change.vbucket, change.vb_uuid, change.snapshot),
@@ -131,7 +131,7 @@ def plain_mutations(
 
 
 def _cut_documents(frames: ScannedFrames, rows: Rows) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-    """The keys and the values of rows, all of them cut by one `Struct`: slices take longer."""
+    """The keys and the values of rows, all cut by one `Struct`: slicing takes longer."""
     key_at, value_at, end_at = (
         places[rows] for places in (frames.key_start, frames.value_start, frames.value_end)
     )
@@ -151,12 +151,12 @@ def _cut_documents(frames: ScannedFrames, rows: Rows) -> tuple[tuple[bytes, ...]
 
 @lru_cache(maxsize=16)
 def _equal_cutter(first_head: int, head: int, body: int, count: int) -> Struct:
-    """That of documents of one size."""
+    """The `Struct` for documents of one size."""
     return Struct(_HEADS[first_head] + _BODIES[body] + (_HEADS[head] + _BODIES[body]) * (count - 1))
 
 
 class _Pieces(dict[int, str]):
-    """Pieces of formats of `Struct`, made when they are needed first, and as many of them as is sensible."""
+    """Pieces of `Struct` formats, made when first needed; cleared when there are too many."""
 
     def __init__(self, make: Callable[[int], str]) -> None:
         self._make = make
@@ -170,13 +170,13 @@ class _Pieces(dict[int, str]):
 
 _KEY_BITS = MAX_KEY.bit_length()
 _HEADS = _Pieces(lambda head: f"{head >> _KEY_BITS}x{head & (1 << _KEY_BITS) - 1}s")
-"""A key and what lies before it, by its length and, above that, how much that is."""
+"""A key and the bytes to skip before it: the number's low bits are the key's length, the rest the skip."""
 _BODIES = _Pieces(lambda size: f"{size}s")
 """Values by their length."""
 
 
 def any_changes(frames: ScannedFrames, rows: Rows, places: Iterator[Place]) -> Iterator[Change]:
-    """Changes of every kind. The place of one is taken when it can be made, and not before."""
+    """Changes of every kind. The place of each is taken only when the change can be made."""
     data = frames.data.data
     columns = (
         frames.opcode,
@@ -274,7 +274,7 @@ def make_durable_write(
 
 
 def _extras_at(data: memoryview, start: int) -> int:
-    """Where the extras of a frame start: behind header and framing extras."""
+    """Where the extras of a frame start: after header and framing extras."""
     framing = data[start + _FRAMING_LENGTH_AT] if data[start] == Magic.FLEX_REQUEST else 0
     return start + HEADER_SIZE + framing
 

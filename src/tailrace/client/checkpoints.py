@@ -1,4 +1,4 @@
-"""Where positions are kept between two runs: in a file, in memory, or wherever somebody else wants them."""
+"""Where positions are kept between two runs: in a file, in memory, or in the application's own store."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _MAX_BYTES = 256 << 20
 class StateStore(Protocol):
     """Keeps the position of every vbucket.
 
-    One with an attribute ``bucket_uuid`` gets that of the bucket before it is asked for anything, so that it
-    can refuse what was saved in an earlier bucket of the same name.
+    If it has an attribute ``bucket_uuid``, that is set before anything is loaded, so that the store can
+    refuse what was saved for an earlier bucket of the same name.
     """
 
     def load(self) -> dict[int, SavedPosition]:
@@ -30,12 +30,12 @@ class StateStore(Protocol):
         ...
 
     def save(self, positions: Mapping[int, SavedPosition]) -> None:
-        """Replace what is kept, all or nothing; durable when it returns. A failure is raised."""
+        """Replace what is kept, all or nothing; durable when it returns. Raises if that fails."""
         ...
 
 
 class MemoryState:
-    """Keeps positions as long as the process lives."""
+    """Keeps positions while the process lives."""
 
     def __init__(self) -> None:
         self.positions: dict[int, SavedPosition] = {}
@@ -50,14 +50,14 @@ class MemoryState:
 
 
 class FileState:
-    """Keeps positions in a JSON file that people can read: written beside, synced, renamed, synced."""
+    """Keeps positions in a readable JSON file, replaced atomically and synced."""
 
     def __init__(self, path: str | Path, *, bucket: str | None = None) -> None:
         self.path = paths.file(path, "the state file")
         self.bucket = bucket
-        """Refuse the file of another bucket."""
+        """The file of another bucket is refused."""
         self.bucket_uuid = ""
-        """And that of an earlier bucket of this name; empty as long as no server has said it."""
+        """So is that of an earlier bucket of this name; empty until a server has given one."""
         self._texts: dict[int, tuple[SavedPosition, str]] = {}
 
     def load(self) -> dict[int, SavedPosition]:
@@ -105,7 +105,7 @@ class FileState:
             ) from error
 
     def _text(self, vbucket: int, position: SavedPosition) -> str:
-        """The JSON of a position; most positions are the same as when they were saved last."""
+        """The JSON of a position, cached: most positions have not changed since the last save."""
         known = self._texts.get(vbucket)
         if known is None or known[0] is not position:
             known = position, json.dumps(position.to_json(), separators=(",", ":"))
@@ -114,10 +114,7 @@ class FileState:
 
 
 def parse_state(text: str | bytes) -> tuple[str | None, str, dict[int, SavedPosition]]:
-    """Bucket, its uuid if that is known, and positions from a state file, or from bare positions.
-
-    Spark's offsets are such.
-    """
+    """Bucket, its uuid if known, and positions: from a state file, or bare ones as Spark keeps them."""
     if len(text) > _MAX_BYTES:
         raise UsageError(f"it has more than {_MAX_BYTES} bytes")
     try:

@@ -24,7 +24,7 @@ _ANY_HOST = "$HOST"
 
 @dataclass(frozen=True, slots=True)
 class MapContext:
-    """How we came to a cluster, which decides what of a map's addresses is meant for us."""
+    """How we reached a cluster, which decides which of a map's addresses are meant for us."""
 
     tls: bool = False
     network: str = AUTO
@@ -51,7 +51,7 @@ class ClusterMap:
     replicas: tuple[tuple[int, ...], ...] = ()
     """By vbucket, the indices of the nodes that should have a copy; -1 where none has it now."""
     uuid: str = ""
-    """The bucket's, which is another one when it was deleted and made again. Old servers say none."""
+    """The bucket's; deleted and made again, it has another. Old servers give none."""
     network: str = DEFAULT
     is_ephemeral: bool = False
     """Nothing of the bucket is ever on disk."""
@@ -88,8 +88,8 @@ class ClusterMap:
     def parse(cls, text: bytes, asked: Address, context: MapContext = _PLAIN) -> ClusterMap | None:
         """A map as a server sends it; ``asked`` stands in for a host that it leaves out.
 
-        None if the bucket has no vbuckets yet ("not ready"). Members that we don't know are ignored, what we
-        need must make sense: `RemoteProtocolError` says what doesn't.
+        None if the bucket has no vbuckets yet ("not ready"). Unknown members are ignored; those that we need
+        must make sense, or `RemoteProtocolError` says which doesn't.
         """
         try:
             config = json.loads(text)
@@ -122,7 +122,7 @@ class ClusterMap:
 
 
 def networks_in(config: bytes) -> tuple[str, ...]:
-    """The networks that a map names beside the default one; of a map that `ClusterMap.parse` has read."""
+    """The networks other than the default one that a map names; `ClusterMap.parse` must have accepted it."""
     entries = json.loads(config).get("nodesExt", [])
     return tuple(dict.fromkeys(name for entry in entries for name in entry.get("alternateAddresses", {})))
 
@@ -136,14 +136,14 @@ class _DescribedNode:
     is_alone: bool
 
     def reached_by(self, network: str, asked: Address, *, tls: bool) -> Address:
-        """Where the node's documents are, on a network."""
+        """The address of the node's documents on a network."""
         if network != DEFAULT:
             return self._on(network, tls=tls)
         if not tls:
             return self.address
         port = None if self.extended is None else _services(self.extended).get("kvSSL")
         if port is None:
-            # a lone node that doesn't tell: it is the one that we talk to
+            # a lone node that names no TLS port: it is the one that we talk to
             return asked if self.is_alone else self.address
         return Address(self.address.host, _port(port))
 
@@ -160,7 +160,7 @@ class _DescribedNode:
         return Address(host, _port(ports[service]))
 
     def networks(self) -> dict[str, dict[str, Any]]:
-        """Its other addresses."""
+        """Its addresses on other networks."""
         if self.extended is None:
             return {}
         alternates = _object(self.extended.get("alternateAddresses", {}), "alternateAddresses")
@@ -184,8 +184,8 @@ class _DescribedNode:
 
 
 def _described(node: Address, index: int, extended: list[dict[str, Any]]) -> _DescribedNode:
-    """What stands of a node in the other list: found by host and port, by the port of one that leaves its
-    host out, or by place.
+    """A node with its entry in ``nodesExt``: found by host and port, by port if the entry leaves its host
+    out, or by index.
     """
     same_port = [entry for entry in extended if _services(entry).get("kv") == node.port]
     fitting = [entry for entry in same_port if entry.get("hostname") == node.host]
@@ -196,7 +196,7 @@ def _described(node: Address, index: int, extended: list[dict[str, Any]]) -> _De
 
 
 def _choose_network(described: list[_DescribedNode], context: MapContext) -> str:
-    """The one that was asked for; or the one of the seeds; or, if the seeds are nobody's, from outside."""
+    """The network asked for, or the one that the seeds are on, or, if no node is a seed, the external one."""
     names = dict.fromkeys(name for node in described for name in node.networks())
     if context.network != AUTO:
         if context.network != DEFAULT and context.network not in names:

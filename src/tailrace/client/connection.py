@@ -1,6 +1,6 @@
 """One socket of the asyncio pump: bytes between a transport and the reader of its connection.
 
-Which connections there are, and what follows from what they bring or lose, is for `aio.Source`.
+`aio.Source` decides which connections there are, and what follows from what they bring or lose.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _GATHER_S = 0.02
 class Connection(asyncio.BufferedProtocol):
     """One socket and the reader on it.
 
-    ``made`` gives the reader when the socket is connected, ``received`` is told when it has looked at what
-    came, and ``lost``, once and with the reason, when the connection is gone or was given up. As long as
-    ``is_busy`` says that the application has something to do, what comes may wait for more.
+    ``made`` gives the reader when the socket is connected; ``received`` is called when the reader has
+    processed what came, and ``lost``, once and with the reason, when the connection is gone or was given up.
+    While ``is_busy`` says that the application has something to do, data may wait for more.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Connection(asyncio.BufferedProtocol):
         self._watching = self._grew = self._paused = False
 
     async def dial(self, tls: ssl.SSLContext | None, timeout_s: float) -> None:
-        """Connect, or `ConnectError`."""
+        """Connect, or raise `ConnectError`."""
         host, port = self.address.host, self.address.port
         try:
             async with asyncio.timeout(timeout_s):
@@ -60,8 +60,8 @@ class Connection(asyncio.BufferedProtocol):
                 )
         except TimeoutError:
             raise ConnectError(f"{self.address} does not answer") from None
-        except OSError as error:  # those of TLS, too
-            # a refused connection has not come to TLS
+        except OSError as error:  # TLS errors, too
+            # a refused connection never got to TLS
             at_tls = tls is not None and (isinstance(error, ssl.SSLError) or not error.errno)
             raise no_connection(self.address, error, tls=at_tls) from error
 
@@ -84,7 +84,7 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._watch)
 
     def _watch(self) -> None:
-        """Look at what came when a round of the loop brings no more: under load, pieces become large."""
+        """Process what came when a round of the loop brings no more: under load, pieces become large."""
         if self._grew:
             self._grew = False
             self._loop.call_soon(self._watch)
@@ -97,7 +97,7 @@ class Connection(asyncio.BufferedProtocol):
             self._process()
 
     def look(self, *, at_all: bool = False) -> bool:
-        """Look at what has come and waits for more, or ``at_all`` that came; whether there was any."""
+        """Process data that waits for more, with ``at_all`` any data; return whether there was some."""
         if self._gathering is None and not (at_all and self._watching):
             return False
         self._process()
@@ -111,7 +111,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         try:
             self.link.process(self._loop.time())
-        except Exception as error:  # noqa: BLE001 - whatever it is, the application hears of it
+        except Exception as error:  # noqa: BLE001 - whatever it is, the application gets it
             self.give_up(error)
             return
         if self.link.is_swamped and self._transport is not None and not self._paused:
@@ -120,7 +120,7 @@ class Connection(asyncio.BufferedProtocol):
         self._on_received(self)
 
     def flush(self) -> None:
-        """Send what the reader has to send; read on if it was held up."""
+        """Send what the reader has to send; resume reading if that was paused."""
         if self.lost is not None or self._transport is None:
             return
         if not self._transport.get_write_buffer_size():
@@ -141,7 +141,7 @@ class Connection(asyncio.BufferedProtocol):
             self._on_lost(self, error)
 
     def abort(self) -> None:
-        """Close the connection without a word."""
+        """Close the connection immediately."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -149,12 +149,12 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None  # one that was closed with something to send breaks if it is closed again
+        self._transport = None  # closed with data still to send, it breaks if it is closed again
         if not self.closed.done():
             self.closed.set_result(None)
         if self.lost is not None:
             return
-        self._process()  # what came before the end may not have been looked at yet
+        self._process()  # what came before the end may not have been processed yet
         if exc is None and self.lost is None:
             self.link.close_received()
             self._process()

@@ -1,6 +1,6 @@
 """All sockets of a source: which are open, being dialled or being closed.
 
-What follows from what they bring or lose is for `aio.Source`.
+`aio.Source` decides what follows from what they bring or lose.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ _CLOSE_TIMEOUT_S = 1.0
 class Connections:
     """The connections of one source, at most one to a node.
 
-    ``made`` is called when there is a new one, ``received`` when something was received and looked at,
+    ``made`` is called when there is a new one, ``received`` when something was received and processed,
     ``lost`` when one is gone, ``refused`` when one could not be made, and ``failed`` with an error that no
-    other attempt can mend. As long as ``is_busy`` says that the application has something to do, what comes
-    may wait for more.
+    retry can cure. While ``is_busy`` says that the application has something to do, data may wait for more.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Connections:
         self.in_background(self._dial(address))
 
     def in_background(self, work: Coroutine[None, None, None]) -> None:
-        """Have something done that leads to a connection; `close` ends it."""
+        """Run something that leads to a connection; `close` cancels it."""
         task = asyncio.get_running_loop().create_task(work)
         self._dialling.add(task)
         task.add_done_callback(self._dialling.discard)
@@ -86,14 +85,14 @@ class Connections:
             self._on_refused(address, error)
 
     def drop(self, address: Address) -> None:
-        """Close a connection of which nobody needs to hear any more."""
+        """Close a connection without reporting it as lost."""
         connection = self._open.pop(address)
         self._closing.add(connection.closed)
         connection.closed.add_done_callback(self._closing.discard)
         connection.abort()
 
     def drop_empty(self, address: Address) -> None:
-        """Close a connection that nobody needs, unless it has something that nobody has taken yet."""
+        """Close a connection that nobody needs, unless what it brought is still to be taken."""
         if self._open[address].link.next_chunk() is None:
             self.drop(address)
             self._nodes.dropped(address)
@@ -106,7 +105,7 @@ class Connections:
                 self._nodes.dropped(connection.address)
 
     async def close(self) -> None:
-        """Close all; when this returns, that is done."""
+        """Close all, and wait until they are closed."""
         self._is_closed = True
         for task in self._dialling:
             task.cancel()
@@ -122,7 +121,7 @@ class Connections:
             await asyncio.wait(self._closing, timeout=_CLOSE_TIMEOUT_S)
 
     def abort(self) -> None:
-        """Close all without a word."""
+        """Close all immediately."""
         for connection in self:
             connection.abort()
 
@@ -134,7 +133,7 @@ class Connections:
             connection.flush()
 
     def look(self, *, at_all: bool = False) -> bool:
-        """`Connection.look` on all connections; whether there was anything."""
+        """Call `Connection.look` on all connections; return whether there was anything."""
         has_come = False
         for connection in self:
             has_come |= connection.look(at_all=at_all)
@@ -146,7 +145,7 @@ class Connections:
         return any(connection.link.next_chunk() is not None for connection in self._open.values())
 
     def unheeded(self) -> list[Connection]:
-        """Connections that are gone, of which the reading still has to take what they brought."""
+        """Lost connections whose data the reading still has to take."""
         links = dict(self._nodes.links())
         return [
             connection
@@ -155,11 +154,11 @@ class Connections:
         ]
 
     def next_timers(self) -> list[float | None]:
-        """When `handle_timers` is due for each; one that is gone has no more to do than to be emptied."""
+        """When `handle_timers` is due for each; a lost connection only has to be emptied."""
         return [connection.link.next_timer() for connection in self._open.values() if connection.lost is None]
 
     def handle_timers(self, now: float) -> None:
-        """Give up those that were silent for too long."""
+        """Give up connections that were silent for too long."""
         for connection in self:
             if connection.lost is not None:
                 continue
@@ -168,10 +167,10 @@ class Connections:
             except ConnectError as error:
                 connection.give_up(error)
 
-    # what connections tell
+    # what connections report
 
     def _made(self, connection: Connection) -> DcpReader:
-        """A connection is made; gives the reader that belongs on it."""
+        """A connection is made; return the reader for it."""
         if self._is_closed:
             connection.abort()
         link = self._nodes.connected(connection.address, asyncio.get_running_loop().time())
@@ -183,7 +182,7 @@ class Connections:
         return link
 
     def _received(self, connection: Connection) -> None:
-        """Something was received and looked at."""
+        """Something was received and processed."""
         if self._open.get(connection.address) is not connection:
             return  # it was dropped
         if connection.link.granted is not None and not connection.opened:
@@ -196,7 +195,7 @@ class Connections:
         self._on_received()
 
     def _lost(self, connection: Connection, error: Exception) -> None:
-        """A connection is gone. What it brought is delivered before anybody is told."""
+        """A connection is gone. What it brought is delivered before the loss is reported."""
         if self._open.get(connection.address) is not connection or self._is_closed:
             return
         self.lost_count += 1

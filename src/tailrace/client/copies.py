@@ -1,4 +1,4 @@
-"""A question to all copies of some vbuckets: how far have they a branch on disk, and who can't say?
+"""A question to all copies of some vbuckets: up to which seqno is a branch on your disk?
 
 Rules: docs/spec/servers.md#persistence.
 """
@@ -24,12 +24,12 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class CopiesOnDisk:
-    """How far vbuckets are on the disks of all nodes that have them."""
+    """How much of each vbucket is on disk on all nodes that have it."""
 
     seqnos: Mapping[int, int]
-    """By vbucket: what every copy has. 0 if one can't say, or does not know the branch yet."""
+    """By vbucket: the seqno that every copy has. 0 if one can't say, or does not know the branch yet."""
     slowest: Mapping[int, str]
-    """By vbucket: the node that has least of it, and why if it can't be asked."""
+    """By vbucket: the node that has the least of it, and why if it can't be asked."""
 
 
 class CopySurvey:
@@ -44,7 +44,7 @@ class CopySurvey:
         wake_in: Callable[[float], object],
         away: AwayNodes,
     ) -> None:
-        """``wake_in`` calls `is_answered` again after so many seconds; who is ``away`` is not asked."""
+        """``wake_in`` calls `is_answered` again after so many seconds; ``away`` nodes are not asked."""
         self._nodes = nodes
         self._branches = branches
         self._patience_s = patience_s
@@ -54,7 +54,7 @@ class CopySurvey:
         self._asked: dict[Address, DcpReader] = {}
 
     def is_answered(self, now: float) -> bool:
-        """Ask those who were not asked yet; whether all have answered, but for those who can't be reached."""
+        """Ask the nodes that were not asked yet; return whether all that can be reached have answered."""
         wanted: dict[Address, tuple[KnownNode, dict[int, int]]] = {}
         for vbucket, vb_uuid in self._branches.items():
             for node in self._nodes.copies_of(vbucket):
@@ -96,13 +96,13 @@ class CopySurvey:
 
 
 def in_words(node: KnownNode, now: float, *, is_active: bool, is_late: bool = False) -> str:
-    """Who holds changes back, or can't be asked."""
+    """A node that holds changes back or can't be asked, in words."""
     role = "" if is_active else "the replica at "
     trouble = "does not answer" if is_late else "" if node.is_ready else node.state(now)
     return f"{role}{node.address}{trouble and f' ({trouble})'}"
 
 
 def counted(reasons: Mapping[int, str]) -> str:
-    """Reasons by vbucket, those first that most have."""
+    """How many vbuckets have each reason, the most frequent first."""
     most = Counter(reasons.values()).most_common(_SHOWN)
     return "; ".join(f"{count} vbuckets: {reason}" for reason, count in most)

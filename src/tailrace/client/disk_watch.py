@@ -1,7 +1,7 @@
-"""How far the copies of vbuckets have their changes on disk, as they answered.
+"""What the copies of vbuckets have answered about their disks: up to which seqno their changes are there.
 
 The copies are the active and all replicas that the cluster map names. One that was asked and has not answered
-is not asked again over the same connection: a node that hangs must not find a pile of questions later.
+is not asked again over the same connection, or questions to a node that hangs would pile up.
 
 Rules: docs/spec/servers.md#persistence.
 """
@@ -37,12 +37,12 @@ class DiskWatch:
         self._progress = progress
         self._now = now
         self._patience_s = patience_s
-        """How long to wait for a replica that can't be reached; None: until it or another map is there."""
+        """How long to wait for a replica that can't be reached; None: until it is back or the map changes."""
         self._on_left = on_left
         self._persisted: dict[tuple[int, int, Address], int] = {}
         """By vbucket, branch and node."""
         self._asked: dict[tuple[int, int, Address], DcpReader] = {}
-        """Over which connection an answer is still to come."""
+        """The connection that still owes an answer."""
         self._map_version: tuple[int, int] | None = None
 
     def late_copies(self, vbucket: int, wanted: int) -> list[KnownNode]:
@@ -50,15 +50,15 @@ class DiskWatch:
         return [node for node in self._counting(vbucket) if self._seqno(vbucket, node) < wanted]
 
     def is_late(self, vbucket: int, wanted: int) -> bool:
-        """Whether a vbucket is not on all disks up to a seqno; one that no node has never is."""
+        """Whether a vbucket is not on all disks up to a seqno; always so if no node has it."""
         return self._nodes.node_of(vbucket) is None or bool(self.late_copies(vbucket, wanted))
 
     def seqno_everywhere(self, vbucket: int) -> int:
-        """How far every copy has a vbucket on disk, as far as we know; -1 if one has not answered."""
+        """The seqno that every copy has on disk, as far as we know; -1 if one has not answered."""
         return min((self._seqno(vbucket, node) for node in self._counting(vbucket)), default=-1)
 
     def ask(self, vbucket: int, wanted: int) -> None:
-        """Ask the copies of a vbucket that are late, as far as they can be asked."""
+        """Ask the late copies of a vbucket that can be asked."""
         progress, active = self._progress[vbucket], self._nodes.node_of(vbucket)
         if active is None:
             self._nodes.ask_for_map(self._now())
@@ -74,7 +74,7 @@ class DiskWatch:
             node.link.ask(persisted_seqno(vbucket, vb_uuid), observer, self._now())
 
     def why_late(self, vbucket: int, wanted: int) -> str:
-        """For whom a vbucket waits, in words; empty if it does not."""
+        """Which nodes a vbucket waits for, in words; empty if it does not wait."""
         active = self._nodes.node_of(vbucket)
         if active is None:
             return "no node has it"
@@ -82,15 +82,15 @@ class DiskWatch:
         return ", ".join(in_words(node, self._now(), is_active=node is active) for node in late)
 
     def forget(self) -> None:
-        """What was answered may be of copies that are others now."""
+        """Forget all answers: the copies that gave them may have been replaced."""
         self._persisted.clear()
         self._asked.clear()
 
     def _counting(self, vbucket: int) -> list[KnownNode]:
-        """The copies that have to have everything."""
+        """The copies that must have everything."""
         assert self._nodes.map is not None
         if self._nodes.map.version != self._map_version:
-            # a copy may be another one now, behind the same address
+            # there may be another copy behind the same address now
             self._map_version = self._nodes.map.version
             self.forget()
         active = self._nodes.node_of(vbucket)
@@ -118,7 +118,7 @@ class DiskWatch:
             elif is_active:
                 self.forget()
                 self._on_left(progress)
-            # a replica that does not know the branch has not heard of it yet, or the active will tell
+            # a replica may not know the branch yet; if the branch is gone, the active will say so
             self._nodes.on_change()
 
         return observed

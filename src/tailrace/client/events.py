@@ -1,4 +1,4 @@
-"""What a reader tells its application, in the order in which it happened.
+"""What a reader reports to its application, in the order in which it happened.
 
 A change is identified by (vbucket, vb_uuid, seqno): after a failover the same seqno names another change. Its
 ``vb_uuid`` is the branch that it was made on. ``snapshot`` is the range of its snapshot: the state is
@@ -73,7 +73,7 @@ class Deletion:
     cas: int
     key: bytes
     delete_time: int
-    """Unix seconds; 0 where the server doesn't tell."""
+    """Unix seconds; 0 if the server doesn't say."""
     snapshot: tuple[int, int]
     collection_id: int = 0
     xattrs: dict[str, Any] | None = field(default=None, repr=False)
@@ -114,8 +114,8 @@ class Snapshot:
 class Rollback:
     """The server lost changes: undo everything of the vbucket above ``seqno``, then go on.
 
-    ``seqno`` is a place at which all of a snapshot had been delivered, or 0: what the application had then is
-    what it must have again. ``vb_uuid`` is the branch on which the vbucket goes on.
+    ``seqno`` is 0 or a point at which a whole snapshot had been delivered: the application must return to
+    what it had then. ``vb_uuid`` is the branch on which the vbucket goes on.
     """
 
     vbucket: int
@@ -125,7 +125,7 @@ class Rollback:
 
 @dataclass(slots=True)
 class Flush:
-    """All documents of the vbucket are gone (TAP and UPR only; DCP tells it as a rollback to 0)."""
+    """All documents of the vbucket are gone (TAP and UPR only; in DCP this is a rollback to 0)."""
 
     vbucket: int
 
@@ -155,7 +155,7 @@ class SystemEvent:
 class Prepared:
     """A durable write has begun (``sync_replication=True``).
 
-    Nobody reads it before it is committed: by a `Committed`, or by any other change of the document where the
+    It can't be read before it is committed: by a `Committed`, or by any other change of the document if the
     server no longer tells them apart.
     """
 
@@ -168,7 +168,7 @@ class Prepared:
     value: bytes = field(repr=False)
     flags: int
     expiry: int
-    """Of a deletion the time of it."""
+    """Of a deletion, its time."""
     datatype: int
     deleted: bool
     level: str
@@ -180,7 +180,7 @@ class Prepared:
 
 @dataclass(slots=True)
 class Committed:
-    """A prepared write is true: the document is as its `Prepared` says, with this seqno."""
+    """A prepared write took effect: the document is as its `Prepared` says, with this seqno."""
 
     vbucket: int
     vb_uuid: int
@@ -206,7 +206,7 @@ class Aborted:
 
 @dataclass(slots=True)
 class SeqnoAdvanced:
-    """The position moved on although the change there is not for this stream."""
+    """The position moved past changes that are not for this stream."""
 
     vbucket: int
     vb_uuid: int

@@ -2,8 +2,8 @@
 
 A stream gives every change since some point, not the state: a document that changes while it is read comes
 twice, and deletions come too. So the changes of a vbucket are kept until its stream has ended, and then only
-the newest change of each document counts. The vbuckets are read in groups, so that this is a small part of
-the bucket at a time. Where that is much all the same, the values wait in a temporary file.
+the newest change of each document counts. The vbuckets are read in groups, so this is a small part of the
+bucket at a time. Where even that is large, the values wait in a temporary file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["as_json_lines", "documents"]
 
 _GROUPS = 64
 HELD_BYTES = 32 << 20
-"""Of changes that are kept in memory, and of documents that are handed on at once; about."""
+"""About how much is kept of changes in memory, and handed on of documents in one table."""
 _U64 = 0xFFFF_FFFF_FFFF_FFFF
 _IDENTITY = ["vbucket", "scope", "collection", "key"]
 
@@ -60,7 +60,7 @@ class KeptChanges:
         self._file: BinaryIO | None = None
         self._writer: pa.RecordBatchStreamWriter | None = None
         self._outlines: list[pa.RecordBatch] = []
-        """All of them, without their values."""
+        """All batches, without the values."""
         self._rows = 0
         self._rollbacks: list[tuple[int, int, int]] = []
         """How many rows had come, which vbucket went back, and to which seqno."""
@@ -75,7 +75,7 @@ class KeptChanges:
             self._file.close()
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """More changes."""
+        """Keep more changes."""
         self._outlines.append(batch.select(["op", "seqno", *_IDENTITY]))
         self._rows += batch.num_rows
         self._batches.append(batch)
@@ -84,7 +84,7 @@ class KeptChanges:
             self._put_aside()
 
     def roll_back(self, vbucket: int, seqno: int) -> None:
-        """What has come of a vbucket above a seqno never was."""
+        """Discard what has come of a vbucket above a seqno."""
         self._rollbacks.append((self._rows, vbucket, seqno))
 
     def documents(self) -> Iterator[pa.Table]:
@@ -123,7 +123,7 @@ class KeptChanges:
         return is_alive
 
     def _put_aside(self) -> None:
-        """What is in memory goes to the file."""
+        """Move what is in memory to the file."""
         try:
             if self._writer is None:
                 self._file = scratch_file()
@@ -147,7 +147,7 @@ class KeptChanges:
 
 def as_json_lines(table: pa.Table, names: Names, *, no_value: bool = False) -> Iterator[bytes]:
     """Documents as the lines that `tail --json` has for mutations."""
-    # of two with one name the first is the bucket's, others were dropped
+    # of two with the same name the first is the bucket's, the other was dropped
     numbers = {path: number for number, path in reversed(list(names.items()))}
     columns = ["vbucket", "vb_uuid", "seqno", "rev", "cas", "key", "value", "flags", "expiry", "datatype"]
     columns += ["snapshot_start", "snapshot_end", "scope", "collection", "xattrs"]

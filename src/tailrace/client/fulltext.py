@@ -1,12 +1,12 @@
-"""A full-text index that follows a bucket: `tailrace index` keeps it, `tailrace search` asks it.
+"""A full-text index that follows a bucket: `tailrace index` keeps it, `tailrace search` queries it.
 
 The index (Tantivy, the extra ``index``) holds a document for each live document of the bucket, and a document
-for each vbucket that says how far the index is. Both are written in the same commit, so whatever happens to
-the process, the index is at the positions that it names. A position may lie inside a snapshot: the server is
-told so when the stream is resumed, and decides about a rollback with that in mind.
+for each vbucket with the position of the index in it. Both are written in the same commit, so whatever
+happens to the process, the index is at the positions that it names. A position may lie inside a snapshot: the
+stream request says so, and the server takes it into account when it decides about a rollback.
 
-Older versions are not in the index, so it can't go back to them: it names no point to which a rollback might
-lead, and every rollback leads to the beginning. The documents of that vbucket leave the index and come again.
+Older versions are not in the index, so it can't go back to them: it offers no point for a rollback to return
+to, and every rollback leads to the beginning. The documents of that vbucket leave the index and come again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HEAP_BYTES = 64 << 20
 _MAX_DEPTH = 100
 _FORMAT = "1"
 _STATE = "state"
-"""The id of documents that say how far the index is, of which there are not more than this:"""
+"""The id of the documents that hold the owner and the positions; there are at most `_MAX_STATES`."""
 _MAX_STATES = MAX_VBUCKETS + 1
 
 
@@ -116,7 +116,7 @@ class FullText:
             ) from None
 
     def _claim(self, bucket: str) -> None:
-        """Read where the index is, and see that it is of this bucket."""
+        """Read the index's positions, and check that it is of this bucket."""
         owner = f"{_FORMAT} {bucket}"
         is_claimed = False
         for about, state in self._states():
@@ -160,7 +160,7 @@ class FullText:
         return self._changes
 
     def take(self, event: Event) -> None:
-        """Do what an event says."""
+        """Apply an event."""
         with self._writing():
             self._take(event)
 
@@ -183,7 +183,7 @@ class FullText:
                 self._changes += 1
 
     def commit(self, positions: Mapping[int, Position]) -> None:
-        """Publish all that was taken, and that the index is at these positions, at once."""
+        """Publish all that was taken together with these positions."""
         with self._writing():
             self._commit(positions)
         self._saved = {vbucket: position for vbucket, position in positions.items() if position.seqno}
@@ -199,7 +199,7 @@ class FullText:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """What Tantivy says of a disk that is full, in one line."""
+        """Turn Tantivy's errors, such as a full disk, into errors of one line."""
         try:
             yield
         except (ValueError, OSError) as error:
@@ -207,7 +207,7 @@ class FullText:
             raise TailraceError(f"can't write to the index {str(self.directory)!r}: {reason}") from error
 
     def close(self) -> None:
-        """Let go of the directory; what was not committed is forgotten."""
+        """Release the directory; what was not committed is forgotten."""
         if self._writer is not None:
             self._writer.rollback()
             self._writer.wait_merging_threads()
@@ -241,7 +241,7 @@ class FullText:
         return count
 
     def search(self, query: str, *, limit: int = 10) -> list[Hit]:
-        """Documents that fit, the best first: words, "phrases", AND, OR, -not, ``doc.city:paris``."""
+        """Documents that match, best first. Queries: words, "phrases", AND, OR, -not, ``doc.city:paris``."""
         try:
             parsed = self._index.parse_query(query, ["text", "key"])
         except ValueError as error:
@@ -256,7 +256,7 @@ class FullText:
         return hits
 
     def _documents(self, query: Any) -> tuple[Any, Any]:
-        """The newest commit, and a query for what fits there of the bucket's documents."""
+        """The newest commit, and the query limited to the bucket's documents."""
         self._index.reload()
         occur = self._tantivy.Occur
         fits = [(occur.Must, query), (occur.MustNot, self._are_states)]
@@ -293,7 +293,7 @@ def _words(value: Any, depth: int = 0) -> Iterator[str]:
 async def follow(
     url: ConnectionString | str, index: FullText, *, end: str = "forever", **options: Unpack[SourceKeywords]
 ) -> int:
-    """Keep an index in step with a bucket; how many changes it took."""
+    """Keep an index in step with a bucket; return how many changes it took."""
     taken, clock = 0, SystemClock()
     options |= {"state": index, "autosave": False, "rollback_points": lambda _: ()}
     async with (

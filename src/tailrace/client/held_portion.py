@@ -2,8 +2,8 @@
 
 The copies are the active and all replicas that the cluster map names: whichever of them takes over, it has
 the changes, and no failover can take them back any more. A copy that the map leaves out does not count. While
-a portion waits, nothing else is delivered; that is for a moment, after which the vbuckets that it waits for
-are set aside, and the others go on.
+a portion waits, nothing else is delivered; after a moment, the vbuckets that it waits for are set aside, and
+the others go on.
 
 Rules: docs/spec/servers.md#persistence.
 """
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 _OBSERVE_S = 0.2
 _SAY_AFTER_S = 5.0
-"""Disks take a moment; what takes longer has a reason that somebody wants to know."""
+"""Disks take a moment; a longer wait is worth a line in the log."""
 _SAY_EVERY_S = 60.0
 
 
@@ -47,8 +47,8 @@ class HeldPortion:
         patience_s: float | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """``patience_s``: how long to wait for a replica that can't be reached; None: until it or another map
-        is there.
+        """``patience_s``: how long to wait for a replica that can't be reached; None: until it is back or the
+        map changes.
         """
         self._nodes = nodes
         self._progress = progress
@@ -65,12 +65,12 @@ class HeldPortion:
 
     @property
     def vbuckets(self) -> Collection[int]:
-        """Those of the portion."""
+        """The held portion's vbuckets."""
         return () if self._portion is None else self._portion.ends
 
     @property
     def is_empty(self) -> bool:
-        """No portion is held; vbuckets may be set aside."""
+        """Whether no portion is held; vbuckets may be set aside."""
         return self._portion is None
 
     def is_of(self, links: Collection[DcpReader]) -> bool:
@@ -83,7 +83,7 @@ class HeldPortion:
         self._since = self._observe_at = self._now()
 
     def take(self) -> Portion | None:
-        """The held portion, if all that is left of it is on disk; otherwise the server is asked."""
+        """The held portion, if all that is left of it is on disk; otherwise ask the copies."""
         portion = self._portion
         assert portion is not None
         is_late = False
@@ -101,16 +101,16 @@ class HeldPortion:
         return None
 
     def _set_aside(self, portion: Portion, vbucket: int, end: Position) -> None:
-        """Take out of the portion what is not on all disks of a vbucket."""
+        """Take what is not on all disks of a vbucket out of the portion, and set the vbucket aside."""
         progress = self._progress[vbucket]
         self._undo(progress, portion, keep_to=self._disks.seqno_everywhere(vbucket))
-        if progress.state is not ReadingState.PAUSED:  # otherwise the application says when it goes on
+        if progress.state is not ReadingState.PAUSED:  # a paused one goes on when the application says so
             self.aside.add(vbucket, end.seqno, self._since)
             progress.make_ready()
             progress.troubled_since = progress.unproven_since = None
 
     def drop(self) -> Portion:
-        """The connection of the held portion is gone: nobody can say any more what becomes of it."""
+        """Give up the held portion: its connection is gone, and with it the answers about it."""
         portion = self._portion
         assert portion is not None
         self._portion = self._observe_at = None
@@ -120,13 +120,13 @@ class HeldPortion:
         return portion
 
     def give_up(self) -> Portion | None:
-        """The reading is over: nobody will get what is held."""
+        """The reading is over: hand back what is held, which is no longer delivered."""
         portion, self._portion, self._observe_at = self._portion, None, None
         self.aside.clear()
         return portion
 
     def next_timer(self) -> float | None:
-        """When the servers are asked again."""
+        """When the copies are asked again."""
         times = [self._observe_at, self.aside.next_timer()]
         return min((time for time in times if time is not None), default=None)
 
@@ -162,7 +162,7 @@ class HeldPortion:
             raise NotPersistedYet(self.waits_for())
 
     def turn(self) -> None:
-        """Ask how far vbuckets are persisted that wait for it, a few times a second."""
+        """Ask, a few times a second, how far the waiting vbuckets are persisted."""
         self.aside.turn()
         self._ask()
         self._say()
@@ -175,7 +175,7 @@ class HeldPortion:
             self._disks.ask(vbucket, end.seqno)
 
     def _say(self) -> None:
-        """That something waits, and for whom, once that has lasted; and that it is over."""
+        """Log that something waits, and for whom, once that has lasted; and that it is over."""
         since, now = self._waits_since, self._now()
         if self._said_at is not None and (since is None or since > self._said_at):
             log_event(_log, logging.WARNING, "on_disk_everywhere", waited_s=round(now - self._said_since))
@@ -190,13 +190,13 @@ class HeldPortion:
             log_event(_log, logging.WARNING, "held_back", why=self.waits_for())
 
     def _left(self, progress: Progress) -> None:
-        """The branch of what is held of a vbucket is history: forget what came on it, and ask again."""
+        """A vbucket has left the branch of what is held of it: forget what came on that, and ask again."""
         self.aside.release(progress.vbucket)
         if self._portion is not None and progress.vbucket in self._portion.ends:
             self._undo(progress, self._portion)
 
     def _undo(self, progress: Progress, portion: Portion, *, keep_to: int = -1) -> None:
-        """Stand where the application stands, as if the held portion, or what it has above a seqno, had never
+        """Return to where the application is, as if the held portion, or what it has above a seqno, had never
         come.
         """
         base, undo_to = portion.drop(progress.vbucket, keep_to=keep_to)
@@ -207,5 +207,5 @@ class HeldPortion:
         if progress.state in (ReadingState.OPEN, ReadingState.REQUESTED, ReadingState.DONE):
             progress.leave(self._now())
             progress.make_ready()
-        # it may go on elsewhere by now, behind what is forgotten here
+        # its stream may be open elsewhere by now, past what is forgotten here
         progress.abandon([link for _, link in self._nodes.links()], self._now())

@@ -1,9 +1,9 @@
 """Cache invalidation: a key that changed in a bucket leaves Redis or memcached.
 
-The cache has removed a batch of keys, and said so, before the position behind them is saved: after a crash
+The cache has confirmed the removal of a batch of keys before the position after them is saved: after a crash
 some keys are removed again, and none is forgotten. A rollback changes documents back, so the keys of what was
-taken back leave too; a bounded number of them is remembered, and where that does not reach far enough, all
-that the cache holds under the prefix is removed.
+taken back leave too; a bounded number of them is remembered, and if that does not reach far enough,
+everything that the cache holds under the prefix is removed.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = ["Cache", "Memcached", "Redis", "cache_at", "follow"]
 
 BATCH_KEYS = 1_000
 REMEMBERED = 1_000
-"""Changes of each vbucket whose keys are known when they are taken back."""
+"""How many changes of each vbucket have their keys remembered, in case they are taken back."""
 _MAX_MEMCACHED_ANSWER_BYTES = 1 << 16
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_ANSWER_DEPTH = 2
 _PER_ANSWER_BYTES = 64
-"""What each part of an answer counts for, even an empty one."""
+"""What each part of an answer counts at least, even an empty one."""
 _TIMEOUT_S = 10.0
 """For one answer."""
 
@@ -53,10 +53,9 @@ class _Busy(Exception):
 
 
 class Cache(ABC):
-    """A connection to a cache, made when it is needed and made again when it was lost.
+    """A connection to a cache, made when it is needed and again after it was lost.
 
-    Whatever a cache answers, it is an answer or a typed error, and takes up no more than a bounded amount of
-    memory and time.
+    Whatever a cache sends becomes an answer or a typed error, and takes a bounded amount of memory and time.
     """
 
     DEFAULT_PORT: int
@@ -83,7 +82,7 @@ class Cache(ABC):
             await self._insist(partial(self._remove, wanted[first : first + BATCH_KEYS]))
 
     async def clear(self) -> None:
-        """Remove everything under the prefix, or more where the cache can't tell."""
+        """Remove everything under the prefix, or more if the cache can't select by prefix."""
         await self._insist(self._clear)
 
     async def close(self) -> None:
@@ -116,7 +115,7 @@ class Cache(ABC):
                         f"the cache at {host}:{port} can't be reached: {str(error) or 'no answer'}"
                     ) from None
                 await asyncio.sleep(backoff.next_s())
-            except BaseException:  # an answer still on its way would be mistaken for that of the next request
+            except BaseException:  # an answer still to come would be taken for that of the next request
                 await self.close()
                 raise
 
@@ -131,11 +130,11 @@ class Cache(ABC):
 
 
 class Redis(Cache):
-    """RESP, as far as it is needed here."""
+    """The part of RESP that is needed here."""
 
     DEFAULT_PORT = 6379
     _left_bytes = 0
-    """What the rest of an answer may take."""
+    """How many bytes the rest of an answer may take."""
 
     async def _greet(self) -> None:
         if self._password:
@@ -211,7 +210,7 @@ def _short(answer: Any) -> str:
 
 
 class Memcached(Cache):
-    """The binary protocol; every delete is answered, and one that is refused for now is sent again."""
+    """The binary protocol; every delete is answered, and one refused for now is sent again."""
 
     DEFAULT_PORT = 11211
 
@@ -299,7 +298,7 @@ async def follow(
     end: str = "forever",
     **options: Unpack[SourceKeywords],
 ) -> int:
-    """Remove from a cache what changes in a bucket; how many changes there were."""
+    """Remove from a cache what changes in a bucket; return how many changes there were."""
     taken = 0
     recent: dict[int, _Recent] = {}
     options |= {"no_value": True, "autosave": False}
@@ -327,7 +326,7 @@ async def follow(
 
 
 def _changed(event: Event, recent: dict[int, _Recent]) -> list[bytes] | None:
-    """The keys that an event changes; None if nobody knows them all."""
+    """The keys that an event changes; None if they are not all known."""
     match event:
         case Mutation() | Deletion() | Expiration():
             if event.vbucket not in recent:

@@ -1,7 +1,7 @@
-"""Events as JSON lines: the one place that knows how `tail --json` and `dump` write.
+"""Events as JSON lines: the one place that knows the format of `tail --json` and `dump`.
 
 64-bit ids and CAS are strings, seqnos are integers. A key or value that is not UTF-8 comes as ``key_base64``
-or ``value_base64``. A JSON document is put into the line as it is, so that its numbers keep every digit.
+or ``value_base64``. A JSON document is put into the line as it is, so its numbers keep every digit.
 """
 
 from __future__ import annotations

@@ -56,12 +56,12 @@ def _shows(function: F, named: Sequence[inspect.Parameter]) -> F:
 
 
 def check_names(kind: type, given: Mapping[str, Any]) -> None:
-    """`UsageError` for a name that the dataclass does not have; it names the nearest."""
+    """Raise `UsageError` for a name that the dataclass does not have, with the nearest one."""
     check_known([field.name for field in fields(kind)], given)
 
 
 def check_known(known: Sequence[str], given: Iterable[str], what: str = "option") -> None:
-    """`UsageError` for a name that is none of those known; it names the nearest."""
+    """Raise `UsageError` for a name that is not known, with the nearest one that is."""
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
@@ -70,12 +70,12 @@ def check_known(known: Sequence[str], given: Iterable[str], what: str = "option"
 
 
 def check_types(options: Any) -> None:
-    """`UsageError` for a field of a dataclass whose value is not of its type."""
+    """Raise `UsageError` for a field of a dataclass whose value is not of its type."""
     check_values(type(options), {field.name: getattr(options, field.name) for field in fields(options)})
 
 
 def check_values(kind: type, given: Mapping[str, Any]) -> None:
-    """`UsageError` for a value that is not of the type that a dataclass or `TypedDict` gives its name."""
+    """Raise `UsageError` for a value that is not of the type that ``kind`` declares for its name."""
     hints = get_type_hints(kind)
     for name, value in given.items():
         if not _fits(value, hints[name]):

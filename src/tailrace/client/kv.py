@@ -1,7 +1,7 @@
 """A small key-value client, for commands, for tests, and for programs that write a few documents.
 
 Every operation is a script (see `protocol.script`) that knows nothing of sockets; `KvClient` runs it over a
-blocking one, on the node that has the vbucket, and follows the cluster map when that changes. Bulk writes
+blocking socket to the node that has the vbucket, and follows changes of the cluster map. Bulk writes
 (`write_many`) are pipelined, see `pipeline`.
 """
 
@@ -101,15 +101,15 @@ def stats(group: str = "") -> Script[dict[str, str]]:
 
 
 _MIN_PACKED_BYTES, _WORTH_IT = 32, 0.83
-"""As SDKs have it: smaller values are sent as they are, and those that would not become this much smaller."""
+"""As in the SDKs: values below this size, or that would not shrink to this share, are sent as they are."""
 
 
 class KvClient:
     """Reads and writes documents of one bucket, wherever in the cluster they are.
 
-    Not for several threads at once. Operations that the server can't do right now, or that went to the wrong
-    node, are tried again for ``timeout_s``; bulk writes as long as some succeed within ``patience_s``.
-    Without ``wants_seqnos`` the server need not report the seqno of each write, and is a little faster.
+    Not thread-safe. Operations that the server can't do right now, or that went to the wrong node, are tried
+    again for ``timeout_s``; bulk writes while some succeed within ``patience_s``. Without ``wants_seqnos``
+    the server need not report the seqno of each write, and is a little faster.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class KvClient:
         self.close()
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         self._nodes.close()
 
     @property
@@ -185,7 +185,7 @@ class KvClient:
         return (smaller, datatype | int(Datatype.SNAPPY)) if is_worth_it else (value, datatype)
 
     def vbucket_of(self, key: bytes | str) -> int:
-        """Where a key lives."""
+        """The vbucket of a key."""
         return vbucket_of(_bytes(key), self._nodes.map.vbucket_count)
 
     # documents
@@ -197,12 +197,12 @@ class KvClient:
         if answer is None:
             return None
         value, datatype = answer.value, answer.datatype
-        if datatype & Datatype.SNAPPY:  # as whoever wrote it sent it
+        if datatype & Datatype.SNAPPY:  # it comes as its writer sent it
             value, datatype = inflate(value), datatype & ~Datatype.SNAPPY
         return Document(value, answer.flags, answer.cas, datatype)
 
     def get_meta(self, key: bytes | str, *, collection: str = "") -> Meta | None:
-        """The document's metadata, also that of a tombstone; None if nothing is known of the key."""
+        """The metadata of the document or its tombstone; None if nothing is known of the key."""
         vbucket, wire_key = self._place(key, collection)
         answer = self._on(vbucket, lambda: _found(GetMeta(vbucket=vbucket, key=wire_key, version=2)))
         if answer is None:
@@ -310,9 +310,9 @@ class KvClient:
     def rewind(
         self, vbuckets: Sequence[int] | None, *, to_seqno: int | None = None, lose: int | None = None
     ) -> dict[int, int]:
-        """Forget the newest changes of vbuckets, as a failover with data loss does; where each now ends.
+        """Forget the newest changes of vbuckets, as a failover with data loss does; return where each ends.
 
-        Either everything after ``to_seqno``, or the last ``lose`` changes. None is all vbuckets.
+        Either everything after ``to_seqno``, or the last ``lose`` changes. None means all vbuckets.
         """
         if (to_seqno is None) == (lose is None):
             raise UsageError("a rewind goes either to a seqno or back by a number of changes")
@@ -328,10 +328,10 @@ class KvClient:
     # many writes at once
 
     def write_many(self, batches: Iterable[WriteBatch]) -> Iterator[BatchResult]:
-        """Write batches of requests, two under way at a time; yields the outcome of each finished batch.
+        """Write batches of requests, two under way at a time; yield the outcome of each finished batch.
 
-        Each request is decided by its own answer. What a node can't take now, or what is not its own, is sent
-        again; any other refusal is a `StatusError`, and so is nothing being taken for ``patience_s``.
+        Each request has its own answer. What a node can't take now, or what belongs to another node, is sent
+        again; any other refusal is a `StatusError`, as is nothing being taken for ``patience_s``.
         """
         from .bulk_writer import BulkWriter
 

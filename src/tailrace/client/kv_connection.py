@@ -27,7 +27,7 @@ __all__ = ["PIPELINED", "KvConnection", "dial", "no_connection", "wait"]
 T = TypeVar("T")
 
 PIPELINED = 0x8000_0000
-"""Requests of a pipeline have opaques from here on, those of scripts smaller ones."""
+"""Requests of a pipeline have opaques from here up, those of scripts smaller ones."""
 
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _RECEIVE_BYTES = 256 * 1024
@@ -37,7 +37,7 @@ class KvConnection:
     """A socket to one node, past its handshake: conversations one at a time (`run`), and beside them a
     pipeline whose requests are queued (`queue`) and whose answers are kept until they are taken.
 
-    The socket never blocks. Whoever sends reads at the same time: a server whose answers nobody reads stops
+    The socket never blocks. Sending goes along with reading: a server whose answers nobody reads stops
     reading requests, and an answer may be longer than its request (a refusal can carry a cluster map).
     """
 
@@ -64,10 +64,8 @@ class KvConnection:
         return self.session.collections
 
     def run(self, script: Script[T]) -> T:
-        """Run a script, and give its result."""
-        self._opaque = (
-            self._opaque + 0x10000
-        ) & 0x7FFF_0000  # an answer that comes late fits no later script
+        """Run a script, and return its result."""
+        self._opaque = (self._opaque + 0x10000) & 0x7FFF_0000  # a late answer fits no later script
         runner = ScriptRunner(script, self._opaque)
         self.queue(runner.start())
         while not runner.done:
@@ -81,13 +79,13 @@ class KvConnection:
     # pipelined requests
 
     def queue(self, data: bytes | memoryview) -> None:
-        """Send this behind what is queued already; as much as the socket takes, at once."""
+        """Queue this behind what is there already, and send what the socket takes right away."""
         if data:
             self._outbox.append(memoryview(data))
             self._flush()
 
     def exchange(self) -> bool:
-        """Send and receive what is possible without waiting; whether anything was."""
+        """Send and receive what is possible without waiting; return whether anything was."""
         before = len(self._outbox)
         sent = self._flush()
         return self._read() or sent or len(self._outbox) < before
@@ -135,7 +133,7 @@ class KvConnection:
             self.exchange()
 
     def _is_push(self, frame: Frame) -> bool:
-        """Whether the frame is a push of the cluster map, for which we ask when we need it."""
+        """Whether the frame is a push of the cluster map, which is ignored: we ask when we need the map."""
         if frame.magic != Magic.SERVER_REQUEST and frame.is_request:
             raise RemoteProtocolError(f"the server sends a request (0x{frame.opcode:02x}) to a client")
         return frame.magic == Magic.SERVER_REQUEST
@@ -177,7 +175,7 @@ class KvConnection:
 
 
 def wait(connections: Sequence[KvConnection], timeout_s: float) -> list[KvConnection]:
-    """Those that have something to read, or room for what they have to send."""
+    """Wait for connections that have something to read, or room for what they have to send."""
     if ready := [connection for connection in connections if connection.is_pending()]:
         return ready
     if not hasattr(select, "poll"):  # Windows
@@ -192,7 +190,7 @@ def wait(connections: Sequence[KvConnection], timeout_s: float) -> list[KvConnec
 
 
 def dial(address: Address, tls: ssl.SSLContext | None, timeout_s: float) -> socket.socket:
-    """A connected socket without delays; `ConnectError` says why there is none."""
+    """A connected socket with TCP_NODELAY; `ConnectError` says why there is none."""
     try:
         plain = socket.create_connection((address.host, address.port), timeout_s)
     except TimeoutError:

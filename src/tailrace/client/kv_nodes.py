@@ -19,7 +19,7 @@ __all__ = ["KvNodes"]
 
 
 class KvNodes:
-    """The cluster map and the connections, each made when it is needed, and again after it was lost."""
+    """The cluster map and the connections, each made when needed, and again after it was lost."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class KvNodes:
             raise
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -63,7 +63,7 @@ class KvNodes:
         return self.connection(address)
 
     def anywhere(self) -> KvConnection:
-        """A connection to any node, for what all can answer."""
+        """A connection to any node, for what every node can answer."""
         return self.connection(self.map.nodes[0])
 
     def everywhere(self) -> list[KvConnection]:
@@ -80,13 +80,13 @@ class KvNodes:
         return list(by_node.items())
 
     def drop(self, connection: KvConnection) -> None:
-        """Drop a connection that is lost or of no use any more."""
+        """Drop a connection that is lost or no longer of use."""
         connection.close()
         if self._connections.get(connection.address) is connection:
             del self._connections[connection.address]
 
     def check(self, vbucket: int) -> None:
-        """`UsageError` if there is no such vbucket."""
+        """Raise `UsageError` if there is no such vbucket."""
         if not 0 <= vbucket < self.map.vbucket_count:
             raise UsageError(f"there is no vbucket {vbucket}, the last is {self.map.vbucket_count - 1}")
 

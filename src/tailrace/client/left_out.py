@@ -1,4 +1,4 @@
-"""What a server keeps in a bucket for itself: it is left out of a reading unless somebody asks for it.
+"""What a server keeps in a bucket for itself: left out of a reading unless asked for.
 
 Rules: docs/spec/servers.md#left-out-unless-asked-for.
 """
@@ -17,7 +17,7 @@ _TRANSACTION = np.frombuffer(_TRANSACTION_KEY, dtype=np.uint8)
 
 
 def is_system_scope(name: str) -> bool:
-    """Whether a scope belongs to the server; user scopes can't be called so."""
+    """Whether a scope belongs to the server; user scopes can't have such names."""
     return name[:1] in ("_", "%") and name != "_default"
 
 
@@ -39,11 +39,11 @@ class LeftOut:
         return self.system and is_system_scope(name)
 
     def hides_document(self, collection_id: int, key: bytes) -> bool:
-        """Whether what is told of a document is left out."""
+        """Whether events about a document are left out."""
         return collection_id in self._collections or (self.transactions and key.startswith(_TRANSACTION_KEY))
 
     def rows(self, frames: ScannedFrames) -> NDArray[np.bool_] | None:
-        """Which rows of received frames are left out; None: not one."""
+        """Which rows of received frames are left out; None if no row is."""
         hidden = _transaction_records(frames) if self.transactions else None
         if self._collections and frames.collection.any():
             system = np.isin(frames.collection, np.fromiter(self._collections, np.uint32))
@@ -54,7 +54,7 @@ class LeftOut:
 
 def _transaction_records(frames: ScannedFrames) -> NDArray[np.bool_] | None:
     """Rows whose key begins with ``_txn:``, in whichever collection."""
-    # a key of no bytes may stand at the very end of the data
+    # an empty key may be at the very end of the data
     first = frames.data.take(frames.key_start, mode="clip")
     candidates = np.flatnonzero(first == _TRANSACTION[0])
     starts = frames.key_start[candidates]

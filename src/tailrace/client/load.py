@@ -1,7 +1,7 @@
 """Documents for `tailrace load`: made up from a seed, or read from JSON lines, as batches of requests.
 
-Made-up documents all have the same length, so a batch is one numpy array with a request a row: the frame is
-written once, and only key, vbucket, opaque, expiry and text differ between rows.
+Made-up documents all have the same length, so a batch is one numpy array with one request per row: the frame
+is written once, and only key, vbucket, opaque, expiry and text differ between rows.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class MadeUp:
         return np.random.default_rng([purpose, rng.source(self.seed).getrandbits(64)])
 
     def _vbuckets(self, numbers: NDArray[np.intp], count: int) -> list[int]:
-        """The vbuckets of documents, a batch at a time, so that the first write need not wait for all."""
+        """The vbuckets of documents, a batch at a time, so the first write need not wait for all."""
         return [vbucket_of(self.key(number), count) for number in numbers.tolist()]
 
     def _sets(self, vbucket_count: int, kind: int, prefix: bytes, most: int) -> Iterator[RowsBatch]:
@@ -102,7 +102,7 @@ class MadeUp:
         text_at = value_at + len(head)
         expires = self._generator(2).random(self.docs) < self.expiry
         generator = self._generator(3)
-        # each text is cut out of one long random one: a copy costs a tenth of random letters
+        # each text is cut out of one long random one: copying is far cheaper than making random letters
         letters = _LETTERS[generator.integers(0, 64, POOL_BYTES + text_bytes, dtype=np.uint8)]
         texts = sliding_window_view(letters, max(text_bytes, 1))
         step = max(1, min(most, BATCH_REQUESTS, BATCH_BYTES // len(template)))
@@ -165,7 +165,7 @@ class MadeUp:
 
 
 class _Parser:
-    """Reads lines that are JSON objects, and gives the value's text as it was written."""
+    """Parses lines that are JSON objects, and finds the value's text as it was written."""
 
     def __init__(self) -> None:
         self._decoder = json.JSONDecoder(parse_float=self._float, parse_constant=self._refuse)
@@ -222,10 +222,10 @@ def from_json_lines(
 ) -> Iterator[FrameBatch]:
     """Writes from lines ``{"key":…,"value":…}``, and from what `tail --json` and `dump` write.
 
-    ``key_base64`` and ``value_base64`` stand for bytes that are no text; flags and expiry are taken over, and
-    where the server takes ``xattrs`` those, in place of what the document had. An op ``deletion`` or
-    ``expiration`` deletes, other ops than ``mutation`` are passed over. A line that names a collection goes
-    there; ``collection_ids`` has those of the target, by ``scope.name``. ``pack`` compresses a value.
+    ``key_base64`` and ``value_base64`` stand for bytes that are not text; flags and expiry are taken over,
+    and so are xattrs if the server takes ``xattrs``, replacing the document's. An op ``deletion`` or
+    ``expiration`` deletes; ops other than these and ``mutation`` are passed over. A line that names a
+    collection goes there; ``collection_ids`` has the target's, by ``scope.name``. ``pack`` may compress.
     """
     parser = _Parser()
     ids = {_DEFAULT: 0, **collection_ids} if collections else {}
@@ -239,8 +239,8 @@ def from_json_lines(
                 made = _request(line, parser, prefixes, json_type=json_type, takes_xattrs=xattrs)
             except (ValueError, struct.error) as error:
                 raise InputError(
-                    f"line {number} can't be loaded: {error}; mend it and load again, "
-                    "those before may be stored"
+                    f"line {number} can't be loaded: {error}; fix it and load again, "
+                    "the lines before it may be stored"
                 ) from None
             if made is not None:
                 request, key = made
@@ -274,7 +274,7 @@ def _request(
         return None
     key = _member(document, "key")
     if not isinstance(key, str | bytes):
-        raise ValueError("it has no key that is a text")
+        raise ValueError("it has no key that is text")
     raw_key = key.encode() if isinstance(key, str) else key
     if not 1 <= len(raw_key) <= MAX_KEY - 5:
         raise ValueError(f"its key has {len(raw_key)} bytes, not 1 to {MAX_KEY - 5}")
@@ -300,7 +300,7 @@ def _prefix(document: dict[str, Any], prefixes: Mapping[str, bytes]) -> bytes:
     """The prefix of a document's key on the wire: its collection."""
     scope, name = document.get("scope", "_default"), document.get("collection")
     if name is None and document.get("collection_id"):
-        raise ValueError(f"it is of collection {document['collection_id']!r} and does not say its name")
+        raise ValueError(f"it is of collection {document['collection_id']!r} but does not name it")
     path = f"{scope}.{name or '_default'}"
     if path not in prefixes:
         raise ValueError(f"its collection {path!r} is not there (make it with 'tailrace collections')")
@@ -311,7 +311,7 @@ def _xattrs(document: dict[str, Any]) -> dict[str, bytes]:
     """The texts of a document's xattrs."""
     xattrs = document.get("xattrs", {})
     if not isinstance(xattrs, dict) or not all(name and "\0" not in name for name in xattrs):
-        raise ValueError("its xattrs are no object with names")
+        raise ValueError("its xattrs are not an object with names")
     try:
         return {
             name: json.dumps(xattr, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
@@ -322,7 +322,7 @@ def _xattrs(document: dict[str, Any]) -> dict[str, bytes]:
 
 
 def _member(document: dict[str, Any], name: str) -> Any:
-    """A member, or the bytes that it stands for as base64."""
+    """A member, or the bytes that its ``_base64`` twin stands for."""
     encoded = document.get(f"{name}_base64")
     if encoded is None:
         return document.get(name)

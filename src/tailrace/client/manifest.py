@@ -30,11 +30,12 @@ def with_changes(
     modify: Iterable[str] = (),
     properties: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The manifest with collections (``scope.name``) made, dropped and modified, and a higher uid: by one, or
-    by as many ids as are new, so that they can't come back (see `_free_id`).
+    """The manifest with collections (``scope.name``) created, dropped and modified. Its uid rises by one, or
+    by the number of new ids, so that no id is used again (see `_free_id`).
 
-    Those that are made or modified have the properties (``maxTTL``, ``history``); None takes one away.
-    `TailraceError` if one is there already, or not there to be dropped; `UsageError` if a path is none.
+    Collections that are created or modified get the properties (``maxTTL``, ``history``); None removes one.
+    `TailraceError` if a collection exists already, or does not exist to be dropped or modified; `UsageError`
+    if a path is not one of a collection.
     """
     properties = properties or {}
     made = copy.deepcopy(manifest)
@@ -88,7 +89,7 @@ def _by_name(members: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
 
 
 def _free_id(*manifests: dict[str, Any]) -> str:
-    """Above every id that is or was in use: the manifest's uid grows with every id made."""
+    """An id above every one that is or was in use: the manifest's uid grows with every new id."""
     used = [_FIRST_ID - 1, _FIRST_ID + int(manifests[0]["uid"], 16)]
     for manifest in manifests:
         for scope in manifest["scopes"]:

@@ -1,4 +1,4 @@
-"""Clusters that are found by name: the SRV records of a connection string's only host.
+"""Clusters found by name: the SRV records of a connection string's only host.
 
 Rules: docs/spec/servers.md#dns-srv.
 """
@@ -32,9 +32,8 @@ class SrvAnswer:
 def find_seeds(where: ConnectionString, clock: Clock = SYSTEM) -> tuple[Address, ...]:
     """The nodes to call first: those that DNS names for the host, or else those of the string itself.
 
-    Blocks for up to five seconds, both questions together. A lookup that fails is no error, because most
-    names are just a node's. An error is a cluster that DNS knows only with TLS, and a connection string
-    without.
+    Blocks for up to five seconds in all. A lookup that fails is not an error, because most names are just a
+    node's. It is an error if DNS knows the cluster only with TLS and the connection string is without.
     """
     if where.name is None or not where.dns_srv:
         return where.addresses
@@ -51,7 +50,7 @@ def find_seeds(where: ConnectionString, clock: Clock = SYSTEM) -> tuple[Address,
 
 
 def look_up_srv(where: ConnectionString, *, tls: bool, timeout_s: float = LOOKUP_S) -> SrvAnswer:
-    """The targets of the records, each once, in the order of their names: priority and weight don't count."""
+    """The targets of the records, each once, sorted by name: priority and weight are ignored."""
     from dns.exception import DNSException
     from dns.rdtypes.IN.SRV import SRV
     from dns.resolver import NXDOMAIN, NoAnswer, Resolver

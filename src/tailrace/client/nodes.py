@@ -1,4 +1,4 @@
-"""The nodes of a cluster and our connections to them: which to call, when to retry, where a vbucket is.
+"""The nodes of a cluster and our connections to them: which to dial, when to retry, where a vbucket is.
 
 Sans-IO. The pump asks `to_connect` and reports what came of it (`connected`, `lost`); the rest follows. One
 connection per node, whatever the number of vbuckets.
@@ -43,16 +43,16 @@ class KnownNode:
     connecting: bool = False
     retry_at: float = 0.0
     troubled_since: float | None = None
-    """By the clock of our patience."""
+    """By the clock of ``patience``."""
     trouble: str = ""
 
     @property
     def is_ready(self) -> bool:
-        """Stream requests can be sent."""
+        """Whether stream requests can be sent."""
         return self.link is not None and self.link.granted is not None
 
     def is_given_up(self, patience_s: float | None, now: float) -> bool:
-        """Whether it could not be reached for longer than somebody waits for it; None is for ever."""
+        """Whether it could not be reached for ``patience_s`` or longer; None never gives up."""
         return (
             patience_s is not None
             and self.troubled_since is not None
@@ -88,7 +88,7 @@ class Nodes:
             credentials = Credentials(where.username, where.password or "")
         self.where = where
         self.seeds = where.addresses
-        """The nodes to call first, and when none of the map answers."""
+        """The nodes to dial first, and when none of the map answers."""
         self.map: ClusterMap | None = None
         self.on_change: Callable[[], None] = lambda: None
         """Called when a connection became ready or went, or the map changed."""
@@ -101,7 +101,7 @@ class Nodes:
         self._retry_for_s = retry_for_s
         self._rng = rng
         self._nodes: dict[Address, KnownNode] = {}
-        self._needed: tuple[Address, ...] = ()  # each once, in an order that a simulation can repeat
+        self._needed: tuple[Address, ...] = ()  # no set: a simulation must be able to repeat the order
         self._watched: tuple[Address, ...] = ()  # useful, but no reason to give up if they can't be reached
         self._seed = 0
         self._seeds_failed: list[str] = []
@@ -114,7 +114,7 @@ class Nodes:
     # what the pump does
 
     def to_connect(self, now: float) -> list[Address]:
-        """The nodes that should be called now; each is marked as being called."""
+        """The nodes that should be dialled now; each is marked as being dialled."""
         addresses = []
         for address in self._wanted():
             node = self._node(address)
@@ -133,7 +133,7 @@ class Nodes:
         self._looked_up_at = now
 
     def found_seeds(self, seeds: tuple[Address, ...]) -> None:
-        """Take DNS's answer. If we know none of its nodes, it is another cluster, with its own revisions."""
+        """Take DNS's answer. If we know none of its nodes, it is another cluster with its own revisions."""
         known = {*self.seeds, *(self.map.nodes if self.map is not None else ())}
         self._has_moved = self.map is not None and known.isdisjoint(seeds)
         order = list(seeds)
@@ -153,9 +153,9 @@ class Nodes:
         )
 
     def to_disconnect(self) -> list[Address]:
-        """Connections that nobody needs any more: to nodes that have left, or have nothing for us.
+        """Connections that are no longer needed: to nodes that have left, or have nothing for us.
 
-        Not those with a stream, whatever the map says by now: the node ends it.
+        One with a stream stays, whatever the map says by now: the node ends the stream.
         """
         wanted = self._wanted()
         return [
@@ -165,7 +165,7 @@ class Nodes:
         ]
 
     def connected(self, address: Address, now: float) -> DcpReader:
-        """A connection was made; the pump feeds what this returns."""
+        """A connection was made; the pump feeds the reader that this returns."""
         node = self._node(address)
         node.connecting = False
         node.link = link = self._speech.connect(
@@ -199,7 +199,7 @@ class Nodes:
             node.troubled_since = self.patience.waited(now)
         node.retry_at = now + node.backoff.next_s()
         self.on_change()
-        is_missing = isinstance(error, NoSuchBucket)  # not yet: another seed has it, or this one later
+        is_missing = isinstance(error, NoSuchBucket)  # another seed may have it, or this one later
         if not is_temporary(error) and not is_missing:
             raise error
         if self.map is None:
@@ -212,7 +212,7 @@ class Nodes:
         self._let_go(self._node(address))
 
     def _let_go(self, node: KnownNode) -> None:
-        """Its connection is gone; what came on it goes on counting."""
+        """Its connection is gone; what came on it still counts."""
         if node.link is not None:
             self._gone_received_bytes += node.link.received_bytes
             self._gone_acked_bytes += node.link.acked_bytes
@@ -261,7 +261,7 @@ class Nodes:
         return [self._node(address) for address in dict.fromkeys(copies) if address is not None]
 
     def refuse_ephemeral(self) -> None:
-        """`UsageError` if the bucket has no disk that somebody could wait for."""
+        """Raise `UsageError` if the bucket is ephemeral: there is no disk to wait for."""
         if self.map is not None and self.map.is_ephemeral:
             raise UsageError(
                 "the bucket is ephemeral, nothing of it is ever on disk: read it without persisted_only"
@@ -279,7 +279,7 @@ class Nodes:
                 yield node.address, node.link
 
     def ready(self) -> list[KnownNode]:
-        """Nodes that answer."""
+        """The nodes that stream requests can be sent to."""
         return [node for node in self._nodes.values() if node.is_ready]
 
     def all(self) -> list[KnownNode]:
@@ -308,7 +308,7 @@ class Nodes:
     # the map
 
     def apply(self, text: bytes, asked: Address) -> bool:
-        """Take over a cluster map if it is newer; whether it was."""
+        """Take over a cluster map if it is newer; return whether it was."""
         # the network is chosen with the first map, and kept
         network = self.where.network if self.map is None else self.map.network
         offered = ClusterMap.parse(text, asked, MapContext(self.where.tls, network, self.seeds))
@@ -327,7 +327,7 @@ class Nodes:
                 "it was made anew, and positions in the old one mean nothing in it; connect again"
             )
         self.map = offered
-        # nodes that are in no map any more would pile up
+        # nodes that have left the map would pile up
         self._nodes = {
             address: node
             for address, node in self._nodes.items()
@@ -354,17 +354,17 @@ class Nodes:
         node.link.ask(_config(self._known_version(node.link)), answered, now)
 
     def _known_version(self, link: DcpReader) -> tuple[int, int] | None:
-        """What to tell a node of our map, so that it answers only with a newer one; None: nothing."""
+        """The version of our map, if telling the node makes it answer only with a newer one; or None."""
         takes_it = link.granted is not None and (
             Feature.GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION in link.granted.session.features
         )
-        # another cluster, to which the name leads now, counts on its own
+        # if the name leads to another cluster now, that has revisions of its own
         if self.map is None or self._has_moved or not takes_it or min(self.map.version) < 1:
             return None
         return self.map.version
 
     def ask_others(self, now: float) -> None:
-        """A node is gone: the others may know where its vbuckets went. They are asked now and then."""
+        """Ask another node, now and then, where the vbuckets of one that is gone went."""
         if now - self._asked_at >= _POLL_S:
             self.ask_for_map(now)
 
@@ -386,7 +386,7 @@ class Nodes:
             self.on_change()
 
     def _next_seed(self, error: Exception) -> None:
-        """We have no map yet: try the next address. After the first round of all of them it is an error."""
+        """Try the next address, since there is no map yet; raise once all of them have failed."""
         self._seeds_failed.append(str(error))
         self._seed += 1
         if self._seed >= len(self.seeds):
@@ -396,7 +396,7 @@ class Nodes:
                 raise kind("; ".join(dict.fromkeys(self._seeds_failed)))
 
     def _wanted(self) -> tuple[Address, ...]:
-        """The nodes to be connected to: those that we need, or a seed that may know the map."""
+        """The nodes to connect to: those that we need, or a seed that may know the map."""
         if self.map is None:
             return (self.seeds[self._seed],)
         if self._is_lost():

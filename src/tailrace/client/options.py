@@ -40,36 +40,36 @@ class SourceOptions:
     password: str | None = None
     dialect: str = "dcp"
     purpose: str = "reader"
-    """A part of the connection's name, by which operators recognise it: ``tailrace:HOST:PID:PURPOSE:N``."""
+    """Part of the connection's name, by which operators recognise it: ``tailrace:HOST:PID:PURPOSE:N``."""
     scope: str = ""
     """Only the collections of this scope."""
     collections: Sequence[str] = ()
     """Only these collections, written ``scope.name``."""
     include_xattrs: bool = False
     include_system: bool = False
-    """Also the collections of system scopes, such as ``_system``; to name one in ``scope`` or ``collections``
-    asks for it, too."""
+    """Also the collections of system scopes, such as ``_system``; naming one in ``scope`` or ``collections``
+    includes it, too."""
     include_transactions: bool = False
-    """Also the records that transactions keep in the bucket: documents whose key begins with ``_txn:``."""
+    """Also the records that transactions keep in the bucket: documents whose keys begin with ``_txn:``."""
     out_of_order: bool = False
-    """Let the server send what is there at the beginning in the order that is fastest for it; it can, for
-    streams of one collection. There is no position inside of that part to save or go on from."""
+    """Let the server send what is there at the beginning in the order that is fastest for it, which it can do
+    for streams of one collection. Inside that part there is no position to save or resume from."""
     every_version: bool = False
-    """Every version of each document, as far back as the bucket keeps its history (`Snapshot.history` tells);
+    """Every version of each document, as far back as the bucket keeps its history (see `Snapshot.history`);
     an error if the server can't keep one."""
     sync_replication: bool = False
-    """Durable writes as they go: `Prepared`, `Committed` and `Aborted` events. Without it a durable write is
+    """Durable writes step by step: `Prepared`, `Committed` and `Aborted` events. Otherwise a durable write is
     a change like any other, when it is committed. For streams of a whole bucket, and not for `batches`."""
     no_value: bool = False
     """Keys and metadata only."""
     compression: bool = False
     """Have the server compress values on the wire."""
     flow_control_buffer: int = 20 << 20
-    """Bytes that each node may send ahead of the application."""
+    """How many bytes each node may send ahead of the application."""
     noop_interval_s: float = 20.0
     """A node that is silent for twice as long is given up."""
     retry_for_s: float = 60.0
-    """How long to try to reconnect, when a connection is lost, before it is an error."""
+    """How long to try to reconnect when a connection is lost, before that is an error."""
     connect_timeout_s: float = 10.0
     """How long a node may take to accept a connection."""
     persisted_only: bool = False
@@ -80,35 +80,35 @@ class SourceOptions:
     """How long changes may be held back before that is a `NotPersistedYet`. None: for ever."""
     rollback_points: Callable[[int], Iterable[int | Position]] | None = None
     """The only seqnos of a vbucket that the application can go back to, if those are not the ends of the
-    snapshots that it was given: a table has its own versions. An application that is behind what it was
-    given names positions instead: those on a branch that was taken back meanwhile don't count."""
+    snapshots that it was given: a table has its own versions. An application that lags behind what it was
+    given names positions instead; those on a branch that was taken back since don't count."""
     state: StateStore | str | Path | None = None
     """Where positions are saved after each whole snapshot, and resumed from."""
     autosave: bool = True
-    """Save to ``state`` whenever there is time; otherwise only when `save` is called."""
+    """Save to ``state`` whenever there is time; if False, only when `save` is called."""
     tls: TlsOptions | None = None
     allow_plain: bool = False
-    """Allow the login that shows the password on a connection without TLS."""
+    """Allow a login that sends the password in clear on a connection without TLS."""
     on_wire: Callable[[int, bool, bytes | memoryview], None] | None = None
-    """Called with everything sent or received: the connection, whether we sent it, whole frames."""
+    """Called with everything sent or received: number of the connection, whether we sent it, whole frames."""
     on_open: Callable[[Any], None] | None = None
-    """Called with the `Source` when it is connected, on its loop: for whoever wants to watch it."""
+    """Called with the `Source` when it is connected, on its loop: for monitoring."""
     priority: str = ""
-    """``low``, ``medium`` or ``high``, if the server should prefer or defer this reader."""
+    """``low``, ``medium`` or ``high``, for the server to defer or prefer this reader."""
     tap_settings: TapSettings = _TAP
-    """What only the dialect ``tap`` has: the reader's name, by which a node remembers it, and so on."""
+    """Settings of the dialect ``tap`` only: the reader's name, by which a node remembers it, and so on."""
     backfill_order: str = ""
-    """``sequential``: one vbucket after the other, so that each is whole early; or ``round-robin``."""
+    """``sequential``: one vbucket after the other, so each is whole early; or ``round-robin``."""
     group: str | None = None
-    """The name of a group of readers, which share the vbuckets of the bucket."""
+    """The name of a group of readers that share the bucket's vbuckets."""
     group_store: str | Path | None = None
     """Where the group keeps who reads what, and the positions: a directory that all members see, or
     ``redis://host``."""
     group_slot: str = ""
     """A fixed share: ``0/3`` is the first of three, ``statefulset/3`` takes the number from the host name.
-    Without ``group_store`` nobody watches over it, and positions go to ``state``."""
+    Without ``group_store`` nothing watches over it, and positions go to ``state``."""
     group_timeout_s: float = 30.0
-    """A member that is silent for so long is given up, and others get its vbuckets."""
+    """A member that is silent for this long is given up, and others get its vbuckets."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -141,7 +141,7 @@ class SourceOptions:
 
     def _check_group(self) -> None:
         if self.group_store is not None and not self.group:
-            raise UsageError("group_store is the place of a group; say by group which one")
+            raise UsageError("group_store is the place of a group; say with group which one")
         if self.group and self.group_store is None and not self.group_slot:
             raise UsageError(
                 f"the group {self.group[:40]!r} needs group_store, a directory that all members see or "
@@ -154,12 +154,12 @@ class SourceOptions:
         self.slot()
 
     def slot(self) -> Slot | None:
-        """The fixed share."""
+        """The fixed share, if there is one."""
         return parse_slot(self.group_slot, socket.gethostname()) if self.group_slot else None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> SourceOptions:
-        """From keyword arguments; one that does not exist is an error that names the nearest."""
+        """From keyword arguments; an unknown one is an error that names the nearest."""
         check_names(cls, options)
         return cls(**options)
 
@@ -235,7 +235,7 @@ class SourceKeywords(TypedDict, total=False):
 
 
 def connection_name(purpose: str) -> str:
-    """A name that an operator recognises, and no other connection has, up to `MAX_NAME_BYTES`."""
+    """A unique name that an operator recognises, of up to `MAX_NAME_BYTES`."""
     host = socket.gethostname().encode("ascii", "replace").decode()
     printable = "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in purpose)
     tail = f":{os.getpid()}:{printable[:100]}:{next(_numbers)}"
@@ -253,7 +253,7 @@ def resolve(where: str | ConnectionString, options: SourceOptions) -> Connection
 
 
 def complete(options: SourceOptions, where: ConnectionString) -> SourceOptions:
-    """The options; those with default values are taken from the connection string, if it has them."""
+    """The options, with default values replaced by those of the connection string, if it has any."""
     defaults = SourceOptions._defaults()
     said = {"connect_timeout_s": where.connect_timeout_s, "compression": where.compression}
     taken: dict[str, Any] = {
@@ -270,7 +270,7 @@ def read_options(
     end: End,
     vbuckets: Iterable[int] | None,
 ) -> ReadOptions:
-    """One reading: ``start`` may also be positions as JSON text."""
+    """The options of one reading; ``start`` may also be positions as JSON text."""
     chosen = None if vbuckets is None else sorted(set(vbuckets))
     if isinstance(start, str):
         start = KAFKA_PLACES.get(start, start)

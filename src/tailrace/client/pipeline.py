@@ -1,18 +1,18 @@
 """Many requests under way at once, each known by its opaque until its own answer has come.
 
-Sans-IO, and the one place for it: `load`, `replicate` and whoever else writes in bulk go through
-`KvClient.write_many`, `invalidate` through its memcached; both are pumps around a `Pipeline`.
+Sans-IO, and the one place for it: `load`, `replicate` and other bulk writers go through
+`KvClient.write_many`, `invalidate` through its `Memcached`; both are pumps around a `Pipeline`.
 
 An operation moves like this, and is done only by an answer that carries its opaque:
 
     waiting  --sent--------> in flight
     in flight --refused----> waiting      a status of `RETRIED`, sent again after a pause that grows
-    in flight --peer lost--> waiting      nobody knows whether it was done; doing it twice does no harm
+    in flight --peer lost--> waiting      it may have been done; doing it twice does no harm
     in flight --answered---> done         it was taken, or there was nothing to do
 
-Every operation is answered, successes too: a quiet command says nothing when it succeeds, which only the
-order of the other answers would tell, and a server may change that. Two operations with the same key are
-never under way together, so that one which is sent again does not undo a later one.
+Every operation is answered, successes too: the success of a quiet command would have to be inferred from the
+order of the other answers, and a server may change that. Two operations with the same key are never under way
+together, so one that is sent again can't undo a later one.
 """
 
 from __future__ import annotations
@@ -99,12 +99,12 @@ class BatchResult(NamedTuple):
 
     @property
     def answered(self) -> int:
-        """All of them."""
+        """All of its operations."""
         return self.taken + self.needless
 
 
 class AnswerKind(IntEnum):
-    """What an answer says."""
+    """What an answer means."""
 
     TAKEN = 0
     NEEDLESS = 1
@@ -113,7 +113,7 @@ class AnswerKind(IntEnum):
 
 
 def judge(opcode: int, status: int) -> AnswerKind:
-    """What an answer to a write of a key-value server says."""
+    """What a key-value server's answer to a write means."""
     if status == Status.SUCCESS:
         return AnswerKind.TAKEN
     if (opcode, status) in _NOTHING_TO_DO:
@@ -133,14 +133,14 @@ class Answers(NamedTuple):
 
 
 def one_answer(frame: Frame) -> Answers:
-    """The answers of a single frame."""
+    """A single frame as `Answers`."""
     return Answers(frame.opcode, frame.status, np.array([frame.opaque], dtype=np.uint32))
 
 
 def answers_in(framer: Framer) -> Iterator[Answers | Frame]:
     """What was received: frames, and consecutive pipelined answers that look alike as one `Answers`.
 
-    Most answers differ in opaque and CAS only, so they stand one after the other like rows of a table.
+    Most answers differ only in opaque and CAS, so they follow each other like rows of a table.
     """
     while True:
         if many := _alike(framer):
@@ -194,7 +194,7 @@ class _OpenBatch:
         self.opcodes = np.asarray(requests.opcodes, dtype=np.uint8)
         self.states = np.full(count, OperationState.WAITING, dtype=np.uint8)
         self.peers = np.full(count, -1, dtype=np.int32)
-        """Where an operation was sent last, as the pipeline counts its peers."""
+        """The number, in the pipeline, of the peer that each operation was sent to last."""
         self.taken = self.needless = 0
 
     def __len__(self) -> int:
@@ -215,8 +215,8 @@ class Pipeline(Generic[Peer]):
     (`receive`) and the end of a connection (`lost`), asks for a new cluster map when ``is_misled``, waits no
     longer than until `next_timer`, and learns from `finished` what is done.
 
-    It gives up, with a `StatusError`, at a refusal that another attempt can't mend, and when operations are
-    refused and none succeeds for ``patience_s``.
+    It gives up, with a `StatusError`, at a refusal that no retry can cure, and when operations are refused
+    and none succeeds for ``patience_s``.
     """
 
     def __init__(
@@ -240,11 +240,11 @@ class Pipeline(Generic[Peer]):
         self.taken = 0
         """Operations done so far, including those of unfinished batches."""
         self.is_misled = False
-        """A peer does not have a vbucket that an operation was sent to it for."""
+        """Whether an operation went to a peer that does not have its vbucket, or no peer is known to."""
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is under way."""
+        """Whether nothing is under way."""
         return not self._batches
 
     def has_room_for(self, requests: WriteBatch) -> bool:
@@ -266,7 +266,7 @@ class Pipeline(Generic[Peer]):
     def to_send(
         self, now: float, route: Callable[[int], Peer | None]
     ) -> list[tuple[Peer, bytes | memoryview]]:
-        """What is to be sent now, and to whom; ``route`` tells who has a vbucket, None if nobody does."""
+        """What to send now, and to which peer; ``route`` gives the peer that has a vbucket, None if none."""
         if self._retry_at is not None and now < self._retry_at:
             return []
         self._retry_at = None
@@ -310,7 +310,7 @@ class Pipeline(Generic[Peer]):
             raise RemoteProtocolError(f"{left} answers to no request, opcode 0x{answers.opcode:02x}")
 
     def lost(self, peer: Peer, now: float) -> int:
-        """A connection is gone, and with it the answers that were due on it; how many those are."""
+        """A connection is gone, and with it the answers that were due on it; return how many."""
         count = 0
         if (number := self._numbers.get(peer)) is not None:
             for batch in self._batches:
@@ -322,7 +322,7 @@ class Pipeline(Generic[Peer]):
         return count
 
     def is_due(self, peer: Peer) -> bool:
-        """Whether an answer of this peer is to come."""
+        """Whether this peer owes an answer."""
         number = self._numbers.get(peer)
         return number is not None and any(
             bool(((batch.states == OperationState.IN_FLIGHT) & (batch.peers == number)).any())
@@ -334,7 +334,7 @@ class Pipeline(Generic[Peer]):
         return self._retry_at
 
     def finished(self) -> list[BatchResult]:
-        """Batches that were finished since this was asked last, each with all of its operations answered."""
+        """Batches that were finished since the last call, each with all of its operations answered."""
         done = [BatchResult(batch.taken, batch.needless) for batch in self._batches if batch.is_done]
         if done:
             self._batches = [batch for batch in self._batches if not batch.is_done]

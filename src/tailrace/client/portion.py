@@ -1,4 +1,4 @@
-"""A portion of the streams: what a node sent at once, as events or as Arrow batches for the application."""
+"""A portion of the streams: what a node sent in one go, as events or as Arrow batches for the application."""
 
 from __future__ import annotations
 
@@ -72,18 +72,18 @@ class Told(NamedTuple):
     row: int
     event: Event
     position: Position | None = None
-    """Where a rollback continues from; of an out of order snapshot that is whole, its end."""
+    """Where the vbucket goes on after a rollback, or the end of an out of order snapshot that is whole."""
 
 
 class SnapshotChange(NamedTuple):
-    """A snapshot of a vbucket begins behind another one."""
+    """A snapshot of a vbucket begins after another one."""
 
     row: int
     vbucket: int
     last: int
-    """The last row of the one before."""
+    """The last row of the previous snapshot."""
     position: Position
-    """At its end."""
+    """The position at the previous snapshot's end."""
 
 
 class Portion:
@@ -96,21 +96,21 @@ class Portion:
         self.delivery = delivery
         self.told: list[Told] = []
         self.ends = {run.stream.vbucket: run.stream.position for run in delivery.runs}
-        """Where each vbucket stands once the application has the whole portion."""
+        """The position of each vbucket once the application has the whole portion."""
         self.left_out = 0
         """Changes that were not asked for; positions move past them."""
         self._progress = progress
         self._catalog = catalog
         self._handed_from = self._handed_to = 0
-        """The rows that the application has got since `settle`."""
+        """The rows that the application was given since `settle`."""
         self._changes: MadeChanges | None = None
-        """Set if it gets them one by one: then they count."""
+        """Set if it gets them one by one: this knows how many it took."""
         self._undone_from: dict[int, int] = {}
         """The row before which a vbucket was rolled back, if it was."""
 
     @property
     def row_count(self) -> int:
-        """How many changes."""
+        """How many changes there are."""
         return self.delivery.row_count
 
     @property
@@ -123,7 +123,7 @@ class Portion:
         return self._progress[vbucket].history
 
     def tell(self, control: PlacedEvent, *, is_done: bool) -> None:
-        """The event of something that happened between the changes, if the application is to be told."""
+        """Add the event for something that happened between the changes, if the application should see it."""
         what = control.what
         vbucket, log = what.stream.vbucket, what.stream.log
         vb_uuid = log.newest.vb_uuid if log is not None else 0
@@ -149,7 +149,7 @@ class Portion:
             self.told.append(Told(control.row, event, position))
 
     def leave_out(self) -> None:
-        """Take out the changes that the reading leaves out. Call it when everything is told: events name
+        """Remove the changes that the reading leaves out. Call it after every `tell`: events name
         collections.
         """
         delivery = self.delivery
@@ -189,7 +189,7 @@ class Portion:
         )
 
     def _learn(self, message: DcpSystemEvent) -> None:
-        """Names that came with the stream."""
+        """Remember names that came with the stream."""
         name = message.key.decode("utf-8", "replace")
         if message.event == SystemEventId.SCOPE_CREATED:
             self._catalog.add_scope(message.scope_id, name)
@@ -197,8 +197,8 @@ class Portion:
             self._catalog.add(message.collection_id, self._catalog.scope_name(message.scope_id), name)
 
     def drop(self, vbucket: int, *, keep_to: int = -1) -> tuple[Position | None, int | None]:
-        """Remove a vbucket, or what it has above a seqno; where its stream goes on, and the rollback before
-        that.
+        """Remove a vbucket, or what it has above a seqno; return where its stream goes on, and to which seqno
+        a removed rollback went, if there was one.
         """
         delivery = self.delivery
         runs = delivery.runs
@@ -209,7 +209,7 @@ class Portion:
         is_one_history = all(
             told.row <= rows[0] for told in own_told if len(rows) and isinstance(told.event, Rollback | Flush)
         )
-        # the first that is above, not the last that is not: seqnos rise along a history
+        # up to the first that is above: seqnos rise only along one history
         kept = int(np.argmax(seqnos > keep_to)) if (seqnos > keep_to).any() else len(rows)
         if not (kept and is_one_history):
             base = next((run.base for run in runs if run.stream.vbucket == vbucket), None)
@@ -228,7 +228,7 @@ class Portion:
         return position, None
 
     def _keep(self, kept: NDArray[np.intp]) -> None:
-        """Go on with some of the rows; what is told keeps its place between them."""
+        """Keep some of the rows; the events stay in place between them."""
         delivery = self.delivery
         delivery.rows = np.arange(len(delivery.chunk.frames))[delivery.rows][kept]
         delivery.run_of = delivery.run_of[kept]
@@ -237,13 +237,13 @@ class Portion:
     # one change after the other
 
     def events(self) -> Iterator[Event]:
-        """All events in order; `settle` says how far it has come."""
-        return chain.from_iterable(self._pieces())  # no frame of Python for each
+        """All events in order; `settle` records how far the application has come."""
+        return chain.from_iterable(self._pieces())  # no generator step for each event
 
     def _pieces(self) -> Iterator[Iterable[Event]]:
         self._changes = MadeChanges(self.delivery)
         changes = iter(self._changes)
-        # what is told at a row comes before a snapshot that begins there: the order in which they are named
+        # an event at a row comes before a snapshot that begins there: the sort is stable
         stops: list[Told | SnapshotChange] = [*self.told, *self._new_snapshots()]
         stops.sort(key=lambda stop: stop.row)
         at = 0
@@ -252,7 +252,7 @@ class Portion:
                 yield islice(changes, stop.row - at)
                 at = stop.row
                 if self._changes.taken < at:
-                    return  # one could not be made, and nothing comes after that
+                    return  # one could not be made, and nothing may follow it
             if isinstance(stop, Told):
                 yield (self._say(stop),)
             elif stop.last >= self._undone_from.get(stop.vbucket, 0):
@@ -260,7 +260,7 @@ class Portion:
         yield changes
 
     def _new_snapshots(self) -> Iterator[SnapshotChange]:
-        """Where a snapshot is whole and the next one of its vbucket begins: a state to come back to."""
+        """Where a snapshot is whole and the next one of its vbucket begins: a state to return to."""
         runs = self.delivery.runs
         if len({run.stream.vbucket for run in runs}) == len(runs):
             return
@@ -275,14 +275,14 @@ class Portion:
             before[vbucket] = run, last
 
     def _rows_of_runs(self) -> Iterator[tuple[int, int, int]]:
-        """The place of each run that has rows, and its first and last row; in the order of the first ones."""
+        """Index, first and last row of each run that has rows, in the order of the first rows."""
         delivery = self.delivery
         rows = np.arange(delivery.row_count)
         first, last = (np.full(len(delivery.runs), -1) for _ in range(2))
-        first[delivery.run_of[::-1]] = rows[::-1]  # of several the last one counts
+        first[delivery.run_of[::-1]] = rows[::-1]  # the last assignment counts
         last[delivery.run_of] = rows
         for index in np.argsort(first, kind="stable").tolist():
-            if first[index] >= 0:  # otherwise nothing but messages that are no changes
+            if first[index] >= 0:  # a run without rows has only messages that are not changes
                 yield index, int(first[index]), int(last[index])
 
     def _say(self, told: Told) -> Event:
@@ -296,7 +296,7 @@ class Portion:
                 assert told.position is not None
                 self._progress[event.vbucket].rolled_back(event.seqno, told.position)
         elif told.position is not None:
-            self.settle()  # that is where it stood before the snapshot that is whole now
+            self.settle()  # records the position before the snapshot that is whole now
             self._progress[event.vbucket].delivered_up_to(told.position)
         return event
 
@@ -313,8 +313,8 @@ class Portion:
     def batches(self, *, no_value: bool, by_snapshot: bool = True) -> Iterator[pa.RecordBatch]:
         """The changes as Arrow; events between them come in order, each in a batch of its own.
 
-        Unless ``by_snapshot`` is False, a batch ends where a snapshot does: with every batch each vbucket
-        stands at the end of a snapshot, or inside the one that is still being received.
+        Unless ``by_snapshot`` is False, a batch ends where a snapshot does: after every batch each vbucket is
+        at the end of a snapshot, or inside the one that is still being received.
         """
         if self.link.settings.sync_writes:
             raise UsageError("sync_replication is for changes(): a batch has no prepares and commits")
@@ -341,7 +341,7 @@ class Portion:
             begin = end
 
     def _snapshot_ends(self) -> list[int]:
-        """The rows before which a batch ends, so that none has changes of two snapshots of a vbucket."""
+        """The rows before which a batch must end so as not to mix two snapshots of a vbucket."""
         delivery = self.delivery
         runs = delivery.runs
         if len({run.stream.vbucket for run in runs}) == len(runs):
@@ -358,7 +358,7 @@ class Portion:
         return ends
 
     def positions_at(self, rows: slice) -> dict[int, Position]:
-        """Where vbuckets stand after some of the changes, in a row."""
+        """The positions of vbuckets after some consecutive changes."""
         delivery = self.delivery
         run_of = delivery.run_of[rows]
         if not len(run_of):
@@ -368,7 +368,7 @@ class Portion:
             run = delivery.runs[0]
             return {run.stream.vbucket: run.position_at(int(seqnos[-1]))}
         last = np.full(len(delivery.runs), -1)
-        last[run_of] = np.arange(len(run_of))  # of several the last one counts
+        last[run_of] = np.arange(len(run_of))  # the last assignment counts
         positions: dict[int, Position] = {}
         for index in np.argsort(last, kind="stable").tolist():
             if last[index] >= 0:
@@ -404,7 +404,7 @@ def release(portion: Portion) -> None:
 
 
 def _row(event: Event, names: Names) -> pa.RecordBatch:
-    """One event as a batch of one row; a system event has itself as JSON for its value."""
+    """One event as a batch of one row; the value of a system event is its JSON."""
     columns: dict[str, Any] = {
         "op": {Rollback: ROLLBACK, Flush: FLUSH}.get(type(event), SYSTEM),
         "bucket": names.bucket,

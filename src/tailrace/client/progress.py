@@ -21,13 +21,13 @@ __all__ = ["MAX_POINTS", "Points", "Progress", "Roster", "SavedPosition"]
 MAX_POINTS = 32
 
 STANDS_S = 5.0
-"""A stream that stays open this long, without a snapshot under way, counts as useful even if it is empty."""
+"""A stream that stays open this long without announcing a snapshot counts as useful even if it is empty."""
 
 
 class Points:
     """Seqnos at which the application had a whole state, which a rollback can return to; a bounded number.
 
-    All of the newest are kept, and fewer and fewer of the older ones, so that they reach far back.
+    All of the newest are kept, and fewer and fewer of the older ones, so they reach far back.
     """
 
     __slots__ = ("_seqnos",)
@@ -46,7 +46,7 @@ class Points:
                 known[:half] = known[:half:2]
 
     def forget_above(self, seqno: int) -> None:
-        """A rollback: drop what lies above."""
+        """Drop what lies above, after a rollback."""
         self._seqnos = [known for known in self._seqnos if known <= seqno]
 
     def __iter__(self) -> Any:
@@ -55,7 +55,7 @@ class Points:
 
 @dataclass(frozen=True, slots=True)
 class SavedPosition:
-    """What is kept of a vbucket between two runs: enough to resume, or to roll back without starting over."""
+    """What is saved of a vbucket between runs: enough to resume, or to roll back without starting over."""
 
     position: Position
     log: FailoverLog | None = None
@@ -65,7 +65,7 @@ class SavedPosition:
     """The application holds nothing at or below this seqno: it started there."""
 
     def to_json(self) -> dict[str, Any]:
-        """As the state file has it: a position with more members."""
+        """As in the state file: a position with more members."""
         document = self.position.to_json()
         if self.log is not None:
             document["failover_log"] = self.log.to_json()
@@ -99,8 +99,8 @@ class SavedPosition:
 
 
 class Roster:
-    """The vbuckets of a reading by what is to be done about them. Most of a thousand stand open: whoever
-    looks for something to do finds it here without asking each of them.
+    """The vbuckets of a reading by what is to be done about them. Most of a thousand have open streams: those
+    that need something are found here without looking at each.
     """
 
     __slots__ = ("done", "patience", "requested", "resting_changes", "unsettled")
@@ -110,7 +110,7 @@ class Roster:
         self.unsettled: dict[int, Progress] = {}
         """Neither open nor at rest: there is something to do about them, or to wait for."""
         self.requested: dict[int, Progress] = {}
-        """Those that wait for an answer and never had trouble, apart from the others: longest first."""
+        """Those that wait for an answer and never had trouble, kept apart from the others: oldest first."""
         self.done = 0
         """How many have come to their end."""
         self.resting_changes = 0
@@ -129,8 +129,8 @@ class Roster:
             self.done += (now is ReadingState.DONE) - (before is ReadingState.DONE)
 
     def watched(self, now: float, retry_for_s: float) -> list[Progress]:
-        """Those with which we may lose patience first: of those that wait for an answer only the oldest, as
-        long as it is in time.
+        """Those with which we may lose patience first: of those that wait for an answer only the oldest,
+        while that one is in time.
         """
         watched = [
             progress
@@ -158,9 +158,9 @@ class Progress:
         default_factory=lambda: Machine(READING_TRANSITIONS, ReadingState.UNRESOLVED)
     )
     wants_start: bool = False
-    """It starts "now": the server must first say where that is."""
+    """It starts "now", and the server has yet to say where that is."""
     ends_at_most: int | None = None
-    """It ends at what the server holds, but not above this seqno: the server must first say where that is.
+    """It ends at what the server has, but not above this seqno; the server must first say where that is.
 
     It is asked again for every stream: a vbucket that was rolled back may never reach the old end.
     """
@@ -175,16 +175,16 @@ class Progress:
     """The last whole state that the application has, ready to be saved."""
     retry_at: float = 0.0
     requested_at: float = 0.0
-    """Less what the application had held us up until then; ``troubled_since`` and ``unproven_since``, too."""
+    """By the clock of the roster's patience, as are ``troubled_since`` and ``unproven_since``."""
     troubled_since: float | None = None
     trouble: str = ""
     opened_at: float = 0.0
     opened_seqno: int = 0
     """The position when the stream was opened."""
     is_owed: bool = False
-    """The stream has announced a snapshot."""
+    """Whether the stream has announced a snapshot."""
     unproven_since: float | None = None
-    """The trouble before the stream was opened: not over until the stream proves useful."""
+    """Since when there was trouble before the stream was opened: not over until the stream proves useful."""
 
     @property
     def state(self) -> ReadingState:
@@ -200,7 +200,7 @@ class Progress:
         self.roster.moved(self, before, self.machine.feed(happened))
 
     def make_ready(self) -> None:
-        """It is to be read: its stream is requested, after the server has said where "now" is if need be."""
+        """Have its stream requested, if need be after the server has said where "now" is."""
         must_ask = self.wants_start or self.ends_at_most is not None
         self.feed(ReadingInput.SEQNOS_WANTED if must_ask else ReadingInput.STREAM_WANTED)
 
@@ -210,7 +210,7 @@ class Progress:
         self.requested_at = self._waited(now)
 
     def opened(self, position: Position, now: float) -> None:
-        """The server has accepted the stream request; that alone is no progress."""
+        """The server has accepted the stream request; that alone is not progress."""
         self.feed(ReadingInput.OPENED)
         self.is_owed = False
         self.opened_seqno, self.opened_at = position.seqno, now
@@ -222,7 +222,7 @@ class Progress:
         return self.state is ReadingState.OPEN and self.stream.position.seqno != self.opened_seqno
 
     def leave(self, now: float, *, is_proven: bool = False) -> bool:
-        """The stream has ended; whether it was useful, which ends the trouble before it too."""
+        """The stream has ended; return whether it was useful, which also ends the trouble before it."""
         was_of_use = self.state is ReadingState.OPEN and (
             is_proven or self.has_moved or (not self.is_owed and now - self.opened_at >= STANDS_S)
         )
@@ -246,7 +246,7 @@ class Progress:
         self.stream.given_up()
 
     def in_trouble(self, why: str, now: float) -> None:
-        """It can't be read; the trouble counts from the last useful stream on."""
+        """It can't be read; the trouble counts from the last useful stream."""
         self.trouble = why
         if self.troubled_since is None:
             self.troubled_since = self._waited(now) if self.unproven_since is None else self.unproven_since
@@ -257,18 +257,18 @@ class Progress:
         if self.troubled_since is not None:
             return self.troubled_since + retry_for_s + held_up_s
         if self.state is ReadingState.REQUESTED:
-            return self.requested_at + max(retry_for_s, ANSWER_S) + held_up_s  # as any question has
+            return self.requested_at + max(retry_for_s, ANSWER_S) + held_up_s  # as for any question
         return math.inf
 
     def unanswered_s(self, now: float) -> float:
-        """For how long we have waited for the answer to its stream request."""
+        """How long we have waited for the answer to its stream request."""
         return self._waited(now) - self.requested_at
 
     def _waited(self, now: float) -> float:
         return self.roster.patience.waited(now)
 
     def restore(self, saved: SavedPosition) -> None:
-        """Start from where an earlier run stood."""
+        """Start where an earlier run stopped."""
         self.stream.position = self.delivered = saved.position
         self.stream.log = saved.log
         self.stream.purge_seqno = saved.purge_seqno
@@ -282,7 +282,7 @@ class Progress:
         """The seqnos of the application's points that it can return to.
 
         An application behind the stream may still be on a branch that was taken back since. It says which
-        branch a point is on, and a point on such a branch is not part of what it will have.
+        branch a point is on, and a point on such a branch is left out.
         """
         for point in points:
             if isinstance(point, int):

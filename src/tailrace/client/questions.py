@@ -1,4 +1,4 @@
-"""What a reader asks a node besides its streams: how far vbuckets are, on which branches, what is on disk.
+"""What a reader asks a node apart from its streams: seqnos of vbuckets, their branches, what is on disk.
 
 Rules: docs/spec/servers.md#observe-seqno.
 """
@@ -50,7 +50,7 @@ def seqnos_and_logs(vbuckets: Sequence[int]) -> Script[tuple[dict[int, int], dic
 
 
 def persisted_seqno(vbucket: int, vb_uuid: int) -> Script[int | None]:
-    """How far a branch is on disk; None if the vbucket has left that branch, 0 if it can't be told now."""
+    """Up to which seqno a branch is on disk; None if the vbucket has left it, 0 if that is not known now."""
     (answer,) = yield [_observe(vbucket, vb_uuid)]
     return _persisted(answer)
 
@@ -62,7 +62,7 @@ def _persisted(answer: ObserveSeqnoResponse) -> int | None:
 
 
 def persisted_seqnos(branches: Mapping[int, int]) -> Script[dict[int, int]]:
-    """How far branches, given by their vbuckets, are on disk; 0 if the node does not know the branch."""
+    """By vbucket, up to which seqno its branch is on disk; 0 if the node does not know the branch."""
     answers = yield [_observe(vbucket, vb_uuid) for vbucket, vb_uuid in branches.items()]
     return {vbucket: _persisted(answer) or 0 for vbucket, answer in zip(branches, answers, strict=True)}
 
@@ -80,7 +80,7 @@ def _seqnos(answer: AllVbSeqnosResponse) -> dict[int, int]:
 
 
 def seqnos_of(answer: AllVbSeqnosResponse) -> dict[int, int]:
-    """The seqnos of an answer; one that nobody could come to is an error of the server."""
+    """The seqnos of an answer; an impossibly high one is an error of the server."""
     seqnos = answer.seqnos
     if seqnos and (highest := max(seqnos.values())) > MAX_SEQNO:
         raise RemoteProtocolError(f"a high seqno of {highest} is beyond all seqnos")

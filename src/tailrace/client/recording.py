@@ -5,7 +5,7 @@
     pieces: u64 nanoseconds since the start, u16 connection, u8 1 if we sent it, u32 length, whole frames
 
 A recording keeps a stream as it was on the wire, for bug reports and benchmarks. `Recording` takes it apart
-again: for every stream request its answer and all that followed, byte for byte.
+again: for every stream request, its answer and all that followed, byte for byte.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def seqno_of(frame: Frame) -> int | None:
 
 
 class Recorder:
-    """Writes a recording to anything that has ``write``; the option ``on_wire`` of a source takes it."""
+    """Writes a recording to anything that has ``write``; pass it to a source as ``on_wire``."""
 
     def __init__(self, sink: Any, clock: Clock = SYSTEM) -> None:
         self.bytes = 0
@@ -77,7 +77,7 @@ class Recorder:
         self._write(MAGIC + json.dumps(about, separators=(",", ":")).encode() + b"\n")
 
     def __call__(self, connection: int, sent: bool, data: bytes | memoryview) -> None:
-        """Frames went over a connection; before `begin` they are of no interest."""
+        """Record frames that went over a connection; before `begin` they are ignored."""
         if not self._begun:
             return
         elapsed_ns = int((self._clock.monotonic() - self._begin) * 1e9)
@@ -88,7 +88,7 @@ class Recorder:
     def _write(self, data: bytes) -> None:
         try:
             self._sink.write(data)
-        except OSError as error:  # unchanged, it would look like an error of the connection
+        except OSError as error:  # as it is, it would look like an error of the connection
             where = "" if error.filename is None else f" {error.filename!r}"
             raise StoreError(f"the recording{where} can't be written: {error.strerror or error}") from error
 
@@ -101,7 +101,7 @@ class Exchange:
     frames: list[Frame]
 
     def answer(self, opaque: int) -> Iterator[bytes]:
-        """The recorded frames, for another request: the same bytes with its opaque."""
+        """The recorded frames with the opaque of another request, otherwise unchanged."""
         for frame in self.frames:
             yield replace(frame, opaque=opaque).encode()
 
@@ -125,7 +125,7 @@ class Exchange:
 
 
 class Recording:
-    """A recording that was read; a file that is none is a `UsageError`."""
+    """A recording that was read; any other file is a `UsageError`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = paths.file(path, "the recording", must_exist=True)
@@ -140,15 +140,15 @@ class Recording:
             self._read(file)
 
     def story(self, vbucket: int) -> list[Exchange]:
-        """The exchanges of a vbucket up to the last one with a stream. If the recording stopped where its
-        reader was sent back, it has nothing of the branch that it would have gone to.
+        """The exchanges of a vbucket up to the last one with a stream. If the recording stopped after its
+        reader was sent back, it has nothing of the branch that the reader would have gone to.
         """
         exchanges = self.exchanges.get(vbucket, [])
         told = [number for number, exchange in enumerate(exchanges) if exchange.is_accepted]
         return exchanges[: told[-1] + 1] if told else []
 
     def high_seqno(self, vbucket: int) -> int:
-        """Where a vbucket stood when the recording stopped, on the branch that it had then."""
+        """The seqno of a vbucket when the recording stopped, on the branch that it had then."""
         story = self.story(vbucket)
         if not story:
             return 0
@@ -190,7 +190,7 @@ class Recording:
                 raise self._broken(f"it holds bytes that are no frames ({error})") from None
 
     def _pieces(self, file: IO[bytes]) -> Iterator[tuple[int, bool, bytes]]:
-        """All pieces; one that is cut off at the end is left out: the recorder was stopped while it wrote."""
+        """All pieces but one cut off at the end, which the recorder was writing when it was stopped."""
         while len(header := file.read(_PIECE.size)) == _PIECE.size:
             _, connection, sent, size = _PIECE.unpack(header)
             if size > _MAX_PIECE or sent > 1:
@@ -204,7 +204,7 @@ class Recording:
 
 
 def _check(frame: Frame) -> None:
-    """What is looked at when it is replayed must be there; a `ProtocolError` otherwise."""
+    """Raise `ProtocolError` if something that a replay needs is missing."""
     if frame.is_request and frame.opcode in _CHECKED:
         _CHECKED[frame.opcode].decode(frame)
     elif frame.is_request and frame.opcode in _WITH_SEQNO and len(frame.extras) < _SEQNO_SIZE:

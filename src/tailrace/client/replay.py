@@ -2,8 +2,8 @@
 
 The handshake is made up; the streams are not. A request for a vbucket is answered with a recorded exchange of
 that vbucket (`story.py` says which): its answer (a rollback too), then all that followed, with no byte
-changed but the opaque. Flow control is kept, so that a reader that falls behind is not drowned, and no-ops
-are sent, so that one that waits for more does not take the connection for dead.
+changed but the opaque. Flow control is obeyed, to spare a reader that falls behind, and no-ops are sent, so
+one that waits for more does not think that the connection is dead.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class _Session:
         self._writer.write(answer.encode())
 
     def _made_up(self, frame: Frame) -> tuple[int, bytes] | tuple[int, bytes, int]:
-        """Status, value and perhaps datatype of what the recording does not hold."""
+        """Status, value and perhaps datatype of an answer that the recording does not have."""
         recording = self._recording
         match frame.opcode:
             case Op.HELLO:
@@ -175,8 +175,8 @@ class _Session:
                 self._noop_interval_s = min(max(float(value), 0.1), _NOOP_INTERVAL_S)
 
     def _request(self, frame: Frame) -> None:
-        """What was recorded for it; when nothing is left, nothing more happens there, and who wanted no more
-        has it all.
+        """Answer a stream request with what was recorded for it. When nothing is left, the stream stays open
+        and silent, or ends if nothing more was asked for.
         """
         story = self._stories.setdefault(frame.vbucket, Story(self._recording.story(frame.vbucket)))
         try:

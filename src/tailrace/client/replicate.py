@@ -1,16 +1,16 @@
 """Replication: the changes of one bucket applied to another, with their metadata.
 
 The target may be any server that takes SET_WITH_META: a document arrives with the CAS, revision, flags and
-expiry that it has at the source. What the target has of its own is kept where it is newer; both sides decide
+expiry that it has at the source. The target's own documents are kept where they are newer; both sides decide
 that by the same rule, so the order of writes does not matter and a change that comes twice does no harm.
 
-A rollback is the one thing that this rule can't undo: the source took changes back, and the target holds
+A rollback is the one thing that this rule can't handle: the source took changes back, and the target has
 newer revisions than the source. Then the whole vbucket is compared with the source's present state and made
-equal by force. What only the target has in a collection of the source is deleted too: nothing tells whose it
-is. For the same reason a collection stays that the source drops while nobody replicates.
+equal by force. What only the target has in a collection of the source is deleted too: nothing shows whose it
+is. For the same reason a collection that the source drops while no replication runs stays.
 
-The older dialects carry less: only the default collection, no time of deletion, with UPR draft A no xattrs,
-and with TAP an expiration is a deletion.
+The older dialects carry less: only the default collection, no time of deletion, no xattrs in UPR draft A, and
+in TAP an expiration is a deletion.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NOTHING_LEFT_OUT = {"include_system": True, "include_transactions": True}
 
 
 class _Place(NamedTuple):
-    """A document of one side; its ids of collections."""
+    """A document, with the collection id that it has on one side."""
 
     collection_id: int
     key: bytes
@@ -61,7 +61,7 @@ class _Version(NamedTuple):
     cas: int
 
 
-# A tombstone that loses against every version that a source can send.
+# A tombstone that loses to every version that a source can send.
 _NEVER = _Version(is_live=False, rev=0, cas=1)
 
 
@@ -78,8 +78,8 @@ class Replicated:
 class Replicator:
     """Applies the changes of one bucket to another. To be used with ``with``.
 
-    ``options`` are those of `SourceOptions`, for reading. With ``state`` positions are saved there once the
-    target has on disk what lies before them, so that the next replication goes on from there.
+    ``options`` are those of `SourceOptions`, for reading. With ``state``, positions are saved there once the
+    target has everything before them on disk, and the next replication goes on from there.
     """
 
     def __init__(
@@ -124,11 +124,11 @@ class Replicator:
         self._open.close()
 
     def total(self) -> int:
-        """How many changes the source has made so far, including those that were overwritten since."""
+        """How many changes the source has made so far, including those overwritten since."""
         return sum(self._source.high_seqnos().values())
 
     def run(self, start: Start = "beginning", end: End = "forever") -> Iterator[int]:
-        """Replicate; yields the number of changes after each step."""
+        """Replicate; yield the number of changes of each step."""
         if self._is_remembered and end == "now":
             raise UsageError("a TAP reader with a name gets what changed since: it has no end")
         self._copy_manifest()
@@ -148,7 +148,7 @@ class Replicator:
                         pending.clear()
                         self._follow(event)
             self._write(self._requests(pending))
-            # A TAP server counts what is done with as received, when the next is asked for.
+            # A TAP server takes a portion as received once the next is asked for: save before that.
             if self._is_remembered or self._clock.monotonic() - self._saved_at >= _SAVE_S:
                 self._save()
             yield self.done.changes - before
@@ -171,10 +171,10 @@ class Replicator:
             how = options
             if isinstance(change, Expiration):
                 how |= WithMetaOption.IS_EXPIRATION
-            if not change.rev:  # older than revisions: the last one to come is the newest
+            if not change.rev:  # from before there were revisions: the last one to come is the newest
                 how |= WithMetaOption.SKIP_CONFLICT_RESOLUTION
                 how |= 0 if change.cas else WithMetaOption.REGENERATE_CAS
-            elif change.rev > MAX_REV:  # it has counted on from the highest that a target takes
+            elif change.rev > MAX_REV:  # it was counted past the highest that a target takes
                 how |= WithMetaOption.SKIP_CONFLICT_RESOLUTION
             if is_live:
                 value, datatype = self._target.packed(value, datatype)
@@ -201,7 +201,7 @@ class Replicator:
             self.done.changes += written.answered
 
     def _save(self) -> None:
-        """Positions may be saved once a crash of the target can't lose what lies before them."""
+        """Save the positions, once a crash of the target can't lose what lies before them."""
         high = self._target.high_seqnos()
         for vbucket in sorted(self._vbuckets):
             self._target.wait_persisted(vbucket, high.get(vbucket, 0))
@@ -212,10 +212,10 @@ class Replicator:
     # the source took changes back
 
     def _reconcile(self, vbucket: int) -> None:
-        """Make the target's part of a vbucket equal to the source's, whatever is newer.
+        """Make the target's part of a vbucket equal to the source's, whichever is newer.
 
-        Tombstones too: one with a newer revision would win against what the source writes next. Collections
-        that only the target has are left alone.
+        Tombstones too: one with a newer revision would win over what the source writes next. Collections that
+        only the target has are left alone.
         """
         self.done.rollbacks += 1
         wanted = self._wanted(vbucket)
@@ -230,7 +230,7 @@ class Replicator:
             self._write(self._requests(self._changes_of(vbucket, wrong), options=forced))
 
     def _wanted(self, vbucket: int) -> dict[_Place, _Version]:
-        """What the source has of it now."""
+        """What the source has of a vbucket now."""
         newest = self._newest(self._source_where, [vbucket], **_all_there_is(self._dialect))
         return {place: version for at, version in newest if (place := self._place(at)) is not None}
 
@@ -247,8 +247,8 @@ class Replicator:
 
     def _changes_of(self, vbucket: int, places: Container[_Place]) -> Iterator[Change]:
         """Read these documents of the source once more, in order: their values are handed on as they come,
-        since all of a vbucket may be more than fits into memory. What is taken back meanwhile also comes to
-        the reading that goes on, and is compared again then.
+        since all of a vbucket may not fit into memory. If some are taken back meanwhile, the main reading
+        gets that rollback too, and the vbucket is compared again.
         """
         with self._reader(self._source_where, **_all_there_is(self._dialect)) as reader:
             for event in reader.changes("beginning", "now", vbuckets=[vbucket]):
@@ -258,7 +258,7 @@ class Replicator:
     def _newest(
         self, where: str | ConnectionString, vbuckets: list[int] | None, **options: Any
     ) -> Iterator[tuple[_Place, _Version]]:
-        """The newest version of every key, from a reading of its own; the value is not kept."""
+        """The newest version of every key, from a reading of its own; values are not kept."""
         newest: defaultdict[int, dict[_Place, _Version]] = defaultdict(dict)
         with self._reader(where, **options) as reader:
             for event in reader.changes("beginning", "now", vbuckets=vbuckets):
@@ -269,7 +269,7 @@ class Replicator:
         return chain.from_iterable(of_vbucket.items() for of_vbucket in newest.values())
 
     def _reader(self, where: str | ConnectionString, **options: Any) -> BlockingSource:
-        """For a reading from the beginning, to which a vbucket that is taken back returns."""
+        """A source for a reading from the beginning, to which every rollback returns."""
         common: dict[str, Any] = {
             name: self._options[name] for name in ("tls", "retry_for_s") if name in self._options
         }
@@ -287,7 +287,7 @@ class Replicator:
         return _Place(self._collections[number], change.key) if number in self._collections else None
 
     def _copy_manifest(self) -> None:
-        """Make the collections of the source that the target does not have."""
+        """Create the collections of the source that the target does not have."""
         if self._dialect != "dcp" or not self._origin.collections:
             return  # older dialects have the default collection only
         names = _paths(self._origin.manifest())
@@ -325,7 +325,7 @@ def _all_there_is(dialect: str) -> dict[str, Any]:
 
 
 def _no_points(_vbucket: int) -> Iterable[int]:
-    """Back to the beginning: of documents that were overwritten nothing older is kept here."""
+    """No points: older versions of documents are not kept here, so a rollback goes to the beginning."""
     return ()
 
 

@@ -41,8 +41,8 @@ __all__ = ["Reading"]
 _ACTIVE_VB_ONLY = int(AddStreamFlag.ACTIVE_VB_ONLY)
 _OVER_FOR_GOOD = frozenset({StreamEndStatus.FILTER_EMPTY})
 _REQUESTED_AT_ONCE = 128
-"""So many streams are asked for in a turn: nodes begin with them while we ask for more. Not where streams
-end now, since their ends are confirmed together, and not where one request names them all.
+"""How many streams are requested in a turn: nodes begin with them while we request more. There is no limit
+for streams that end "now", since their ends are confirmed together, nor if one request names them all.
 """
 
 
@@ -86,7 +86,7 @@ class Reading:
 
     @property
     def finished(self) -> bool:
-        """Whether every vbucket has reached its end, and the application can have all of it."""
+        """Whether every vbucket has reached its end, and nothing of it is held back."""
         is_at_end = self._is_begun and self._held.is_empty and self._roster.done == len(self.progress)
         return is_at_end and not self.options.is_shared
 
@@ -109,7 +109,7 @@ class Reading:
         return {**{key: saved for key, saved in self._saved.items() if key not in self.progress}, **delivered}
 
     def new_starts(self) -> dict[int, SavedPosition]:
-        """Where vbuckets start that start now, once: what their nodes have said since the last time."""
+        """Where vbuckets that start "now" begin, as far as their nodes have said so since the last call."""
         starts = self.known_starts(self._limits.started)
         self._limits.started.clear()
         return starts
@@ -155,7 +155,7 @@ class Reading:
             self._begin()
             self._is_begun = True
         self._need_nodes(self._nodes.map)
-        self._held.turn()  # whatever else can't be done: a timer that is due would come again at once
+        self._held.turn()  # always: a timer that is due and not handled would come again immediately
         self._catalog.turn(self._nodes.ready(), now)
         unresolved: dict[Address, list[Progress]] = {}
         requested: dict[DcpReader, list[Progress]] = {}
@@ -179,7 +179,7 @@ class Reading:
                 if progress.state is ReadingState.READY:
                     is_one_of_many = progress.ends_at_most is None and not node.link.ONE_REQUEST
                     if is_one_of_many and node.link.wants_answer:
-                        continue  # look at all: a timer that is due would come again at once
+                        continue  # look at all: a timer that is due and not handled would come again
                     self._request(progress, node)
                     requested.setdefault(node.link, []).append(progress)
                     left -= is_one_of_many
@@ -194,7 +194,7 @@ class Reading:
             self._limits.confirm_ends(link, some)
 
     def _need_nodes(self, map_: ClusterMap) -> None:
-        """Say which nodes we want to be connected to, if that may have changed."""
+        """Say which nodes we need connections to, if that may have changed."""
         needed_by = map_, self._roster.resting_changes
         mitigates = self.options.persisted_only
         if needed_by == self._needed_by and not mitigates:
@@ -220,7 +220,7 @@ class Reading:
         ]
         if not roster.patience.is_with_application:
             watched = roster.watched(self._now, self.options.retry_for_s)
-            # what is overdue already waits for something else, which will bring the next turn
+            # what is overdue waits for something else, which will bring the next turn
             times += [due for due in map(self._error_due, watched) if self._now < due < math.inf]
         if (observe_at := self._held.next_timer()) is not None:
             times.append(observe_at)
@@ -249,7 +249,7 @@ class Reading:
         return progress.error_due(self.options.retry_for_s)
 
     def _may_be_answered(self, progress: Progress) -> bool:
-        """Its answer may be among what the application has not taken yet."""
+        """Whether its answer may be among what the application has not taken yet."""
         node = self._nodes.node_of(progress.vbucket)
         return (
             progress.state is ReadingState.REQUESTED
@@ -268,7 +268,7 @@ class Reading:
                 link.close_stream(stream.vbucket)
 
     def pause(self, vbuckets: Iterable[int]) -> None:
-        """Stop the streams of some vbuckets; their positions stay where the application is."""
+        """Stop the streams of some vbuckets; their positions are those of the application."""
         for progress in self._chosen(vbuckets):
             if progress.state is ReadingState.DONE:
                 continue
@@ -291,7 +291,7 @@ class Reading:
         self._needed_by = None
 
     def known_starts(self, vbuckets: Iterable[int]) -> dict[int, SavedPosition]:
-        """Where those start that start now, as far as their nodes have said it and nothing has come yet."""
+        """Where those that start "now" begin, if their nodes have said so and nothing has come yet."""
         progresses = [self.progress[vbucket] for vbucket in vbuckets]
         return {
             progress.vbucket: progress.saved
@@ -300,16 +300,16 @@ class Reading:
         }
 
     def can_leave(self, vbucket: int, *, is_urgent: bool) -> bool:
-        """Whether all that was handed out of it ends with a whole snapshot, and nothing waits to be.
+        """Whether all that was handed out of it ends with a whole snapshot, and nothing of it is held.
 
-        If it is urgent a snapshot may be left in the middle: what was handed out of it comes again elsewhere.
+        If it is urgent, it may be left inside a snapshot: what was handed out of that comes again elsewhere.
         """
         progress = self.progress[vbucket]
         is_inside = progress.delivered.is_partial or progress.stream.oso_high is not None
         return (is_urgent or not is_inside) and vbucket not in self._held.vbuckets
 
     def dismiss(self, vbuckets: Iterable[int]) -> None:
-        """Read these no more; another reader goes on at what was saved of them."""
+        """Stop reading these; another reader goes on from what was saved of them."""
         self.pause(vbuckets)
 
     # portions of the streams
@@ -327,7 +327,7 @@ class Reading:
         if not self._held.is_empty:
             gone = {where: link for where, link in self._nodes.links() if where in self._closed}
             if not self._held.is_of(list(gone.values())):
-                # what they bring would have to wait too, and the held portion needs what they know of it
+                # what they brought would have to wait too, and the held portion needs answers of their nodes
                 for address, lost in gone.items():
                     lost.discard()
                     self._lose(address, lost, self._closed.pop(address))
@@ -363,7 +363,7 @@ class Reading:
         if self._catalog.awaits_names_of(link):
             if address not in self._closed:
                 return None
-            link.discard()  # nobody will say what these are called; they come again
+            link.discard()  # the names of their collections will not come; these changes come again
         while (delivery := link.next_delivery()) is not None:
             portion = self._portion(address, link, delivery)
             if portion.is_empty:
@@ -401,7 +401,7 @@ class Reading:
 
     def _lose(self, address: Address, link: DcpReader, error: Exception) -> None:
         """A connection is gone and empty: its streams need another one."""
-        # what waited for an answer is in trouble now: handshakes that keep succeeding are not enough
+        # what waited for an answer is in trouble now: handshakes that keep succeeding are no progress
         asked = [
             progress
             for progress in self.progress.values()
@@ -440,7 +440,7 @@ class Reading:
             self._add(vbucket, self._saved.get(vbucket))
 
     def _add(self, vbucket: int, saved: SavedPosition | None) -> None:
-        """Read a vbucket, from what was saved of it, or from where the reading starts."""
+        """Read a vbucket, from its saved position or from where the reading starts."""
         options = self.options
         progress = Progress(Stream(vbucket), Backoff(self._rng), self._roster)
         if saved is not None:
@@ -469,7 +469,7 @@ class Reading:
             value=self._catalog.request_value(link, progress.stream.purge_seqno),
         )
         if link.next_chunk() is not None:
-            self._nodes.on_change()  # in the older dialects some answers are known at once
+            self._nodes.on_change()  # in the older dialects some answers are known immediately
 
     def _refused(self, progress: Progress, refused: RequestRefused, address: Address) -> None:
         status, what = refused.status, f"the stream request of vbucket {progress.vbucket}"

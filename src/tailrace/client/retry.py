@@ -33,7 +33,7 @@ RETRIED = TEMPORARY | {
     Status.SYNC_WRITE_IN_PROGRESS,
     Status.SYNC_WRITE_RE_COMMIT_IN_PROGRESS,
 }
-"""An operation on a document that is answered like this is sent again, perhaps to another node."""
+"""An operation on a document with one of these answers is sent again, perhaps to another node."""
 
 
 def is_temporary(error: Exception) -> bool:
@@ -47,7 +47,7 @@ FIRST_S, MOST_S = 0.1, 5.0
 
 
 class Backoff:
-    """Waits that double, each cut by up to a half at random so that many clients don't come back together."""
+    """Waits that double, each cut by up to half at random so that many clients don't come back together."""
 
     def __init__(self, rng: random.Random, *, first_s: float = FIRST_S, most_s: float = MOST_S) -> None:
         self._rng = rng

@@ -1,4 +1,4 @@
-"""What a bucket took back of what an application had: counted, and told in the log."""
+"""Rollbacks of what an application had: counted and logged."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RollbackCount:
-    """Of one reading."""
+    """The rollbacks of one reading."""
 
     rollbacks: int = 0
     changes: int = 0
-    """By their seqnos: a bucket that keeps only the newest change of a key has had fewer."""
+    """Counted by seqnos: there were fewer if the bucket keeps only the newest change of a key."""
 
     def note(self, vbucket: int, from_seqno: int, to_seqno: int) -> None:
-        """A vbucket went back, of which the application had everything up to ``from_seqno``."""
+        """A vbucket went back that the application had up to ``from_seqno``."""
         self.rollbacks += 1
         self.changes += max(0, from_seqno - to_seqno)
         facts = {"vbucket": vbucket, "from_seqno": from_seqno, "to_seqno": to_seqno}

@@ -1,8 +1,8 @@
-"""VBuckets whose changes not every copy gets to disk soon: they are read again when the disks are there.
+"""VBuckets whose changes some copy does not get to disk soon: they are read again when the disks catch up.
 
-What came of such a vbucket is forgotten and its stream closed, so that the others go on and nothing piles up:
-a copy that is down may stay so for days. The copies are asked how far their disks are, and the stream is
-requested again from where the application stands once they have what was seen of it.
+What came of such a vbucket is forgotten and its stream closed, so the others go on and nothing piles up: a
+copy that is down may stay down for days. The copies are asked what they have on disk; once they have what was
+seen of the vbucket, its stream is requested again from where the application is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .progress import Progress
 __all__ = ["GRACE_S", "SetAside"]
 
 GRACE_S = 1.0
-"""For so long everything waits for a disk, which takes a moment; after that, only what depends on it."""
+"""How long everything waits for a disk, which takes a moment; after that, only what depends on it waits."""
 _ASK_S = 0.2
 
 
@@ -29,7 +29,7 @@ class _Spell:
 
     since: float
     wanted: int
-    """What the disks must have."""
+    """The seqno that the disks must have."""
     late: frozenset[Address]
     """The copies that did not have it when it was set aside."""
 
@@ -46,7 +46,7 @@ class SetAside:
         self._now = now
         self._spells: dict[int, _Spell] = {}
         self._slow: set[Address] = set()
-        """Nodes whose disks took longer than the grace; the next change is not waited for at all."""
+        """Nodes whose disks took longer than `GRACE_S`; their next changes get no grace."""
         self._ask_at = 0.0
 
     def __contains__(self, vbucket: int) -> bool:
@@ -68,7 +68,7 @@ class SetAside:
         )
 
     def add(self, vbucket: int, wanted: int, held_since: float) -> None:
-        """A vbucket is no longer read; others don't wait for the disks up to this seqno."""
+        """Stop reading a vbucket until the disks have this seqno; the others no longer wait for that."""
         late = self._disks.late_copies(vbucket, wanted)
         if self._now() - held_since >= GRACE_S:
             self._slow.update(node.address for node in late if node.troubled_since is None)
@@ -79,7 +79,7 @@ class SetAside:
         return self._ask_at if self._spells else None
 
     def turn(self) -> None:
-        """Ask how far the disks are, a few times a second; what is on all of them is read again."""
+        """Ask about the disks, a few times a second; a vbucket that is on all of them is read again."""
         if self._now() < self._ask_at:
             return
         self._ask_at = self._now() + _ASK_S
@@ -94,7 +94,7 @@ class SetAside:
                 self.release(vbucket)
 
     def release(self, vbucket: int) -> None:
-        """It is to be read again."""
+        """Read a vbucket again."""
         if self._spells.pop(vbucket, None) is not None:
             self._nodes.on_change()
 

@@ -1,10 +1,10 @@
 """Which part of a recording a stream request gets.
 
-A recording has a list of exchanges for each vbucket: a request, its answer and what followed. Whoever asks as
-the recorded reader did gets them in turn, byte for byte. A reader that comes back, after a lost connection or
-in another run, asks for what no recorded request asked for: it gets the rest of the exchange that it is in.
-Where the recording stops without saying so, or because its reader went away, an end is made up if this reader
-waits for one.
+A recording has a list of exchanges for each vbucket: a request, its answer and what followed. A reader that
+asks what the recorded reader asked gets them in turn, byte for byte. One that comes back, after a lost
+connection or in another run, asks what no recorded request asked: it gets the rest of the exchange that it is
+in. Where a recorded stream has no end, or only because its reader closed it, one is made up if this reader
+waits for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Story:
         self._next = 0
 
     def play(self, frame: Frame) -> Iterator[bytes] | None:
-        """What a stream request gets, as frames; None if nothing that was recorded fits."""
+        """The frames for a stream request; None if nothing recorded fits."""
         asked = DcpStreamRequest.decode(frame)
         count = len(self._exchanges)
         later, earlier = range(self._next, count), range(min(self._next, count))
@@ -52,7 +52,7 @@ class Story:
         return _play(exchange, frame, start_seqno, asked.end_seqno, has_more=has_more)
 
     def _is_given_up(self, number: int) -> bool:
-        """Whether the reader has heard since that a part of this exchange was taken back."""
+        """Whether the reader has been told since that a part of this exchange was taken back."""
         last_seqno = self._exchanges[number].last_seqno or 0
         since = (exchange.rollback_seqno for exchange in self._exchanges[number + 1 : self._next])
         return any(seqno is not None and seqno < last_seqno for seqno in since)
@@ -64,7 +64,7 @@ def _place(request: Frame) -> bytes:
 
 
 def _has(exchange: Exchange, asked: DcpStreamRequest) -> bool:
-    """Whether a reader could have come to this place by that exchange."""
+    """Whether a reader could have reached this place in that exchange."""
     if not exchange.is_accepted:
         return False
     begin = DcpStreamRequest.decode(exchange.request).start_seqno
@@ -95,7 +95,7 @@ def _play(
         return
     if has_more:  # the connection was lost there: the reader asked again, and so must this one
         status = StreamEndStatus.STATE_CHANGED
-    elif reached >= end_seqno:  # it was recorded for ever, or further than this reader wants
+    elif reached >= end_seqno:  # it was recorded without an end, or further than this reader wants
         status = StreamEndStatus.OK
     else:
         return
@@ -103,7 +103,7 @@ def _play(
 
 
 def _is_own_close(frame: Frame) -> bool:
-    """Whether it is the end of a stream that the recorded reader closed itself: this one has not."""
+    """Whether the frame ends a stream that the recorded reader closed itself, as this one has not."""
     is_end = frame.is_request and frame.opcode == DcpOpcode.STREAM_END
     return is_end and DcpStreamEnd.decode(frame).status == StreamEndStatus.CLOSED
 

@@ -1,4 +1,4 @@
-"""Where streams start and end if that is "now": the nodes say it, before a stream is asked for and after.
+"""Where streams start and end if that is "now": asked of the nodes before and after the stream requests.
 
 Rules: docs/spec/dcp.md#what-a-reader-keeps.
 """
@@ -21,13 +21,13 @@ __all__ = ["StreamLimits"]
 
 
 class StreamLimits:
-    """Asks nodes for the high seqnos and branches of vbuckets, and writes the answers into their progress."""
+    """Asks nodes for the high seqnos and branches of vbuckets, and records the answers in their progress."""
 
     def __init__(self, nodes: Nodes, now: Callable[[], float]) -> None:
         self.is_over = False
-        """The reading was closed."""
+        """Whether the reading was closed."""
         self.started: set[int] = set()
-        """VBuckets that start now, since their nodes said where that is; whoever saves it takes them out."""
+        """VBuckets that start "now" and whose nodes have said where that is; `Reading` clears it."""
         self._nodes = nodes
         self._resolving: set[Address] = set()
         self._now = now
@@ -37,7 +37,7 @@ class StreamLimits:
         self._resolving.discard(address)
 
     def resolve(self, address: Address, some: list[Progress]) -> None:
-        """Ask a node for the high seqnos and branches of its vbuckets, unless it is being asked."""
+        """Ask a node for the high seqnos and branches of its vbuckets, unless it is being asked already."""
         node = self._nodes.node_of(some[0].vbucket)
         if address in self._resolving or node is None or node.link is None:
             return
@@ -81,7 +81,7 @@ class StreamLimits:
         """Ask for high seqnos again, after the stream requests.
 
         A server that took changes back after its first answer has accepted an end that it may never reach.
-        What it takes back after the second answer ends the stream.
+        If it takes changes back after the second answer, it ends the stream.
         """
         ends = {progress: progress.end_seqno for progress in some if progress.ends_at_most is not None}
         if not ends or not link.HAS_SEQNOS:

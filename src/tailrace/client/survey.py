@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class AwayNodes:
-    """Nodes that can't be asked now: not connected, or one that let the last question wait for too long."""
+    """Nodes that can't be asked now: not connected, or the last question went unanswered for too long."""
 
     PATIENCE_S = 10.0
-    """A node that is there may be busy for so long."""
+    """How long a connected node may be busy."""
 
     def __init__(self) -> None:
         self._late: dict[Address, DcpReader | None] = {}
@@ -32,20 +32,20 @@ class AwayNodes:
         return self._late.get(node.address) is node.link
 
     def add(self, node: KnownNode) -> None:
-        """It does not answer in time."""
+        """A node did not answer in time."""
         self._late[node.address] = node.link if node.is_ready else None
 
     def answered(self, address: Address) -> None:
-        """It did, early or late."""
+        """A node has answered, in time or late."""
         self._late.pop(address, None)
 
     def is_late(self, node: KnownNode) -> bool:
-        """It is connected, and does not answer."""
+        """Whether a node is connected but does not answer."""
         return node.is_ready and node in self
 
 
 class SurveyPatience:
-    """How long one question waits for those who can be asked; ``wake_in`` has it looked at again."""
+    """How long one question waits for the nodes that can be asked; ``wake_in`` has it checked again."""
 
     def __init__(self, away: AwayNodes, wake_in: Callable[[float], object]) -> None:
         self._away = away
@@ -53,7 +53,7 @@ class SurveyPatience:
         self._until: float | None = None
 
     def is_over(self, silent: Iterable[KnownNode], now: float) -> bool:
-        """Whether nobody is waited for any more of those who have not answered."""
+        """Whether none of the nodes that have not answered is still waited for."""
         waited_for = [node for node in silent if node not in self._away]
         if self._until is None:
             self._until = now + self._away.PATIENCE_S
@@ -69,7 +69,7 @@ class SurveyPatience:
 class Survey(Generic[T]):
     """One conversation with every node. ``wake_in`` calls `is_answered` again after so many seconds.
 
-    With ``away`` only those are asked who can be: whoever can't, or lets us wait for too long, is left out.
+    With ``away``, nodes that can't be asked, or take too long to answer, are left out.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class Survey(Generic[T]):
     def is_answered(
         self, homes: set[Address | None], unheeded: Sequence[Exception | None], now: float
     ) -> bool:
-        """Ask the nodes that were not asked yet, or lost their connection over it; whether all have answered.
+        """Ask the nodes not asked yet, or whose connection was lost since; return whether all have answered.
 
-        ``unheeded`` says why connections were lost whose last changes nobody has taken yet.
+        ``unheeded`` has the errors of lost connections whose last changes have not been taken yet.
         """
         if unheeded and self._away is None:
-            # the next connection is made only when the application has taken what the lost one brought
+            # a new connection is made only when the application has taken what the lost one brought
             self._lose_patience(now, f"{unheeded[0]}; take the changes that it brought, then ask again")
         for node in self._nodes.ready():
             address, link = node.address, node.link
@@ -108,7 +108,7 @@ class Survey(Generic[T]):
             if self._away is not None and node in self._away:
                 continue  # it has a question already
             if address in self._asked and self._away is None:
-                self._lose_patience(now, f"{address} loses the connection over a question time and again")
+                self._lose_patience(now, f"{address} loses the connection at every question")
             self._asked[address] = link
             link.ask(self._script_for(address), partial(self._answered, address), now)
         left = {address for address, link in self._nodes.links() if self._asked.get(address) is link}

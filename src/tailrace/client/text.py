@@ -122,7 +122,7 @@ def _value(value: bytes) -> str:
 
 
 def _shown(data: bytes) -> str:
-    """Text with escapes for what a terminal can't show, or would obey."""
+    """Text with escapes for what a terminal can't show or would act on."""
     text = data.decode("utf-8", "backslashreplace")
     if text.isprintable():
         return text

@@ -26,7 +26,7 @@ class TlsOptions:
     """False accepts any certificate: for a test network, never for a password."""
 
     def context(self) -> ssl.SSLContext:
-        """The settings as Python's ssl module wants them; `UsageError` names a file that can't be used."""
+        """The settings for Python's ssl module; `UsageError` names a file that can't be used."""
         ca_file, cert_file, key_file = (
             None if given is None else str(paths.file(given, what, must_exist=True))
             for given, what in (
@@ -52,7 +52,7 @@ class TlsOptions:
         return context
 
     def _unusable(self, error: OSError) -> str:
-        """OpenSSL only says that something in one of two files is wrong."""
+        """An error message: OpenSSL only says that something in one of two files is wrong."""
         cert, key = str(self.cert_file), str(self.key_file)
         if self.key_file is None:
             return (

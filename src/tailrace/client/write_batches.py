@@ -46,7 +46,7 @@ class RowsBatch:
 
     def shares_key_with(self, other: WriteBatch) -> bool:
         if not isinstance(other, RowsBatch):
-            return True  # it can't be told
+            return True  # it may
         ours, theirs = self.documents, other.documents
         if not len(ours) or not len(theirs) or ours[-1] < theirs[0] or theirs[-1] < ours[0]:
             return False
@@ -65,7 +65,7 @@ class FrameBatch:
         self._first_opaque = 0
 
     def add(self, request: Message) -> None:
-        """One more request; its key must not be in the batch yet."""
+        """Add a request; its key must not be in the batch yet."""
         frame = request.encode()
         self.frames.append(frame)
         self.vbuckets.append(request.vbucket)

@@ -1,1 +1,1 @@
-"""``tailrace doctor``: everything that can be wrong between here and a bucket, each with the way out."""
+"""``tailrace doctor``: everything that can be wrong between here and a bucket, and what to do about it."""

@@ -1,6 +1,6 @@
-"""One bucket, looked at from outside in: names, sockets, login, map, then every node of the map.
+"""One bucket, examined from outside in: names, sockets, login, map, then every node of the map.
 
-What can't be looked at because something before it failed is left out: the report ends where the way ends.
+Checks that can't run because an earlier one failed are left out: the report ends there.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ _WORTH = {
     Feature.COLLECTIONS: "collections can't be told apart, everything is read as the default collection",
     Feature.XATTR: "documents come without their extended attributes",
     Feature.SNAPPY: "values can't be compressed on the way",
-    Feature.JSON: "which documents are JSON has to be found out by reading them",
+    Feature.JSON: "only reading a document shows whether it is JSON",
     Feature.XERROR: "refusals come without the server's reasons",
     Feature.CLUSTERMAP_CHANGE_NOTIFICATION: "a new map is found by asking, which takes longer",
 }
-"""What is missed without a feature."""
+"""What is lost without a feature."""
 
 
 @dataclass(slots=True)
 class BucketFacts:
-    """What was learnt of the bucket, for those who compare it with something."""
+    """What was learnt about the bucket, for comparisons."""
 
     map: ClusterMap
     high_seqnos: dict[int, int] = field(default_factory=dict)
     failover_logs: dict[int, FailoverLog] = field(default_factory=dict)
     purge_seqnos: dict[int, int] = field(default_factory=dict)
     tombstone_age_s: float | None = None
-    """How long deletions are remembered, if the server says it."""
+    """How long deletions are remembered, if the server says so."""
     collections: frozenset[str] | None = None
     """As ``scope.collection``; None: the server has none."""
 
 
 class Examination:
-    """Looks at everything once. `findings` gives what is found as it is found; then `facts` is there, unless
-    nobody could be asked.
+    """Checks everything once. `findings` yields each finding as it is made; after that `facts` is set, unless
+    no node could be asked.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class Examination:
         self._networks: list[str] = []
 
     def findings(self) -> Iterator[Finding]:
-        """Everything, in the order in which it was looked at; where the way breaks off, that is the last."""
+        """Every finding, in the order of the checks; an error that stops the examination comes last."""
         try:
             yield from self._look()
         except (ConnectError, ProtocolError, StatusError) as problem:
             yield error(
                 "reach",
                 f"the examination ends here: {problem}",
-                "look whether the node is overloaded, has too many connections, or stops",
+                "check whether the node is overloaded, has too many connections, or is stopping",
             )
 
     def _look(self) -> Iterator[Finding]:
@@ -140,7 +140,7 @@ class Examination:
 
     def _examine_privileges(self, first: KvConnection) -> Iterator[Finding]:
         refused = []
-        with ExitStack() as connections:  # a connection that was opened for changes is good for nothing else
+        with ExitStack() as connections:  # a connection opened for changes can't be used for anything else
             opened = self._connect(first.address, connections).run(_opened_for_changes())
         if opened not in (Status.SUCCESS, Status.UNKNOWN_COMMAND):
             refused.append("changes")
@@ -159,7 +159,7 @@ class Examination:
         if opened == Status.UNKNOWN_COMMAND:
             yield warning(
                 "features",
-                f"{first.address} has no DCP: it is an old server, or no server of changes",
+                f"{first.address} has no DCP: it is an old server, or one without change streams",
                 "read it with --dialect upr-b, upr-a or tap",
             )
         if not refused:
@@ -183,11 +183,11 @@ class Examination:
                 str(problem),
                 "choose one of the networks with ?network=NAME"
                 if isinstance(problem, ConnectError)
-                else "the server is no Couchbase server, or a broken proxy stands before it",
+                else "this is not a Couchbase server, or a broken proxy is in front of it",
             )
             return
         if seen is None:
-            yield error("map", "the bucket has no vbuckets yet", "wait until it is ready, then look again")
+            yield error("map", "the bucket has no vbuckets yet", "wait until it is ready, then check again")
             return
         self.facts = BucketFacts(seen)
         replicas = max(map(len, seen.replicas), default=0)
@@ -261,7 +261,7 @@ class Examination:
             yield warning(
                 "map",
                 f"the nodes have different maps: {', '.join(texts)}",
-                "look again in a moment; if it stays so, a node is cut off from the others",
+                "check again in a moment; if it stays so, a node is cut off from the others",
             )
 
     def _learn(self, states: list[NodeState]) -> None:
@@ -297,7 +297,7 @@ def _examine_chains(seen: ClusterMap) -> Iterator[Finding]:
     if orphans:
         yield error(
             "vbuckets",
-            f"{numbers(orphans)} have no active node: nothing of them can be read or written",
+            f"{numbers(orphans)} have no active node: they can't be read or written",
             "bring the node back that had them, or fail it over so that a replica takes its place",
         )
     else:

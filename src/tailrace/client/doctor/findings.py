@@ -15,21 +15,21 @@ class Severity(StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    """It works, and may not much longer, or not as well as it could."""
+    """It works, but perhaps not for much longer, or not as well as it could."""
     ERROR = "error"
     """Something does not work, or will lose what was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
     """Which check it belongs to, as docs/doctor.md names them."""
     severity: Severity
     text: str
     way_out: str = ""
-    """What to do about it; always there unless all is well."""
+    """What to do about it; empty only if all is well."""
 
     def to_json(self) -> dict[str, Any]:
         """For scripts."""
@@ -43,7 +43,7 @@ def ok(check: str, text: str) -> Finding:
 
 
 def warning(check: str, text: str, way_out: str) -> Finding:
-    """It works, but."""
+    """It works, with a reservation."""
     return Finding(check, Severity.WARNING, text, way_out)
 
 
@@ -53,7 +53,7 @@ def error(check: str, text: str, way_out: str) -> Finding:
 
 
 def numbers(vbuckets: Iterable[int], most: int = 8) -> str:
-    """VBuckets for people: ranges, and not too many: ``2 vbuckets (3, 7)``."""
+    """VBuckets for people, as a few ranges: ``2 vbuckets (3, 7)``."""
     ordered = sorted(vbuckets)
     ranges: list[list[int]] = []
     for vbucket in ordered:

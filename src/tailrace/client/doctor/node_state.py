@@ -1,4 +1,4 @@
-"""What every node of a bucket is asked, and what follows from the answers together."""
+"""What every node of a bucket is asked, and what the answers show together."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NodeState:
     active_seqnos: dict[int, int]
     failover_logs: dict[int, FailoverLog]
     misplaced: list[int]
-    """VBuckets that the map gives it and of which it is not the active."""
+    """VBuckets that the map gives it but that are not active on it."""
     ahead_s: float | None = None
     """How far its clock is ahead of ours."""
     general: dict[str, str] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class NodeState:
 
     @classmethod
     def ask(cls, connection: KvConnection, seen: ClusterMap, clock: Clock) -> NodeState:
-        """A node's own word; statistics that it does not give are left out."""
+        """The state that a node reports; statistics that it does not give are left out."""
         config, active, manifest = connection.run(_questions())
         mine = [
             vbucket for vbucket in range(seen.vbucket_count) if seen.node_of(vbucket) == connection.address
@@ -65,7 +65,7 @@ class NodeState:
         state.general = _figures(connection, "")
         passed_s = (clock.time_ns() - before) / 1e9
         if (text := state.general.get("time", "")).isdigit():
-            # it counts whole seconds: on average it is half a second further
+            # it reports whole seconds: on average the clock is half a second further
             state.ahead_s = int(text) + 0.5 - before / 1e9 - passed_s / 2
         for name, text in _figures(connection, "vbucket-seqno").items():
             vbucket, _, figure = name.removeprefix("vb_").partition(":")
@@ -80,7 +80,7 @@ class NodeState:
 
 
 def examine_clocks(states: Sequence[NodeState]) -> Iterator[Finding]:
-    """Whether everybody has about the same time."""
+    """Whether all clocks show about the same time."""
     known = {state.address: state.ahead_s for state in states if state.ahead_s is not None}
     for address, ahead_s in known.items():
         if abs(ahead_s) >= CLOCK_S:
@@ -101,7 +101,7 @@ def examine_logs(states: Sequence[NodeState]) -> Iterator[Finding]:
         yield error(
             "vbuckets",
             f"{numbers(misplaced)} are not active on the node that the map names",
-            "a rebalance or failover is under way: look again; if it stays so, rebalance",
+            "a rebalance or failover is under way: check again; if it stays so, rebalance",
         )
     logs = {vbucket: log for state in states for vbucket, log in state.failover_logs.items()}
     long = {vbucket: len(log.entries) for vbucket, log in logs.items() if len(log.entries) >= LOG_ENTRIES}
@@ -110,8 +110,8 @@ def examine_logs(states: Sequence[NodeState]) -> Iterator[Finding]:
         yield warning(
             "failover-logs",
             f"{numbers(long)} failed over {LOG_ENTRIES} times or more, the most {longest - 1} times",
-            f"find out why nodes fail; servers remember {MAX_ENTRIES} branches, and whoever was away for "
-            "longer reads from the beginning",
+            f"find out why nodes fail; servers remember {MAX_ENTRIES} branches, and a reader that was away "
+            "for longer starts from the beginning",
         )
     elif logs:
         yield ok("failover-logs", f"no vbucket has more than {longest} branch{'es' if longest > 1 else ''}")
@@ -150,7 +150,7 @@ def examine_replicas(states: Sequence[NodeState], seen: ClusterMap) -> Iterator[
                 if vbucket in there and there[vbucket] < active[vbucket]
             }
         if not any(behind.values()) and not any(missing.values()):
-            yield ok("replicas", f"those of {sum(map(len, wanted.values()))} vbuckets have everything")
+            yield ok("replicas", f"all {sum(map(len, wanted.values()))} have everything")
             return
     for address, vbuckets in missing.items():
         if vbuckets:
@@ -164,13 +164,13 @@ def examine_replicas(states: Sequence[NodeState], seen: ClusterMap) -> Iterator[
             yield warning(
                 "replicas",
                 f"{address} is behind in {numbers(lags)}, by {sum(lags.values()):,} changes",
-                "wait, or look why it is slow or cut off: a failover now loses these changes, and readers "
-                "with rollback mitigation wait for it",
+                "wait, or find out why it is slow or cut off: a failover now loses these changes, and "
+                "readers with rollback mitigation wait for it",
             )
 
 
 def examine_disks(states: Sequence[NodeState], *, is_ephemeral: bool) -> Iterator[Finding]:
-    """Whether what is written comes to disk."""
+    """Whether writes reach the disk."""
     all_well = True
     for state in states:
         failed = sum(int(state.general.get(name, "0")) for name in _FAILED_COMMITS if _is_count(state, name))
@@ -185,13 +185,13 @@ def examine_disks(states: Sequence[NodeState], *, is_ephemeral: bool) -> Iterato
             all_well = False
             yield warning(
                 "disk",
-                f"{state.address} writes nothing to disk, somebody has stopped its persistence",
-                "start it again (START_PERSISTENCE), or all since then is lost with the process",
+                f"{state.address} writes nothing to disk: its persistence was stopped",
+                "start it again (START_PERSISTENCE), or all changes since then are lost with the process",
             )
     if is_ephemeral:
-        yield ok("disk", "the bucket is ephemeral: nothing of it is on disk, restarted nodes begin anew")
+        yield ok("disk", "the bucket is ephemeral: nothing is kept on disk, restarted nodes begin empty")
     elif all_well and any(state.general for state in states):
-        yield ok("disk", "what is written comes to disk")
+        yield ok("disk", "writes reach the disk")
 
 
 def _is_count(state: NodeState, name: str) -> bool:

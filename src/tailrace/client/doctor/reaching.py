@@ -23,12 +23,12 @@ _CERTIFICATE_DAYS = 30
 _EXPIRED = 10
 _OTHER_HOSTS = (62, 64)  # a name, an address
 _UNKNOWN_ISSUERS = (2, 18, 19, 20, 21)
-"""Of OpenSSL's reasons why a certificate is not good (X509_V_ERR_…)."""
+"""Which of OpenSSL's verify codes (X509_V_ERR_…) mean that the issuer is not known."""
 
 
 @dataclass(slots=True)
 class FoundNames:
-    """What DNS said."""
+    """What DNS answered."""
 
     findings: list[Finding]
     seeds: tuple[Address, ...] = ()
@@ -51,9 +51,9 @@ def examine_names(where: ConnectionString, timeout_s: float) -> FoundNames:
             findings.append(
                 warning(
                     NAMES,
-                    f"no name server tells whether {where.name} has SRV records: {answer.problem}",
+                    f"no name server says whether {where.name} has SRV records: {answer.problem}",
                     "check the name servers of this machine, or name one with ?dns_nameserver=ADDRESS; "
-                    "enable_dns_srv=false asks for none",
+                    "with enable_dns_srv=false none is asked",
                 )
             )
         else:
@@ -77,7 +77,7 @@ def examine_names(where: ConnectionString, timeout_s: float) -> FoundNames:
     unknown = {host for host, said in of_hosts.items() if said is not None and said.way_out}
     is_one_known = len(unknown) < len(of_hosts)
     for host, said in of_hosts.items():
-        if said is not None:  # one that is gone matters little as long as there is another one
+        if said is not None:  # one that is gone matters little while there is another
             findings.append(_milder(said) if host in unknown and is_one_known else said)
     return FoundNames(findings, seeds, tuple(seed for seed in seeds if seed.host not in unknown))
 
@@ -87,7 +87,7 @@ def _milder(finding: Finding) -> Finding:
 
 
 def examine_hosts(hosts: Iterable[str]) -> Iterator[Finding]:
-    """Whether names have addresses; nothing is said of addresses."""
+    """Whether names have addresses; hosts that are addresses are passed over."""
     for host in dict.fromkeys(hosts):
         if _is_address(host):
             continue
@@ -108,7 +108,7 @@ def examine_hosts(hosts: Iterable[str]) -> Iterator[Finding]:
 def examine_sockets(
     seeds: Iterable[Address], tls: ssl.SSLContext | None, *, timeout_s: float, clock: Clock
 ) -> tuple[list[Finding], list[Address]]:
-    """Whether somebody listens at the seeds, with a certificate that is good; and those where it is so."""
+    """Whether the seeds accept connections and have good certificates; and those that could be reached."""
     findings: list[Finding] = []
     reached = []
     for seed in seeds:
@@ -122,7 +122,7 @@ def examine_sockets(
             findings.append(ok(REACH, f"{seed} takes connections"))
             if isinstance(dialled, ssl.SSLSocket):
                 findings += _examine_certificate(seed, dialled, clock)
-    if not reached:  # one that is down matters little as long as another one answers
+    if not reached:  # one that is down matters little while another answers
         findings = [replace(finding, severity=Severity.ERROR) for finding in findings]
     return findings, reached
 
@@ -143,7 +143,7 @@ def _unreachable(seed: Address, problem: ConnectError) -> Finding:
         return error(
             TLS,
             f"{seed} does not speak TLS: {getattr(cause, 'reason', None) or cause}",
-            "couchbases:// wants the TLS port (11207 unless it was changed); couchbase:// goes without",
+            "couchbases:// needs the TLS port (11207 unless it was changed); couchbase:// is without TLS",
         )
     return warning(
         REACH,

@@ -1,13 +1,13 @@
 """One member of a group: what it does with the group's record, and when it must not go on.
 
 Clocks of different machines are not compared. Each member watches by its own clock whether the others still
-raise their number; one that did not for the `timeout_s` that it joined with is given up, and what it had is
-free. A member that could not raise its own for as long can't know whether it was given up: it hands nothing
-out before it knows. Since the others begin to count only when they see a change, it comes to doubt before
-they give it up.
+raise their number; one that has not for the `timeout_s` that it joined with is given up, and its vbuckets are
+free. A member that could not raise its own number for that long can't know whether it was given up, and hands
+nothing out until it does. Since the others start counting only when they see a change, it begins to doubt
+before they give it up.
 
-All calls block, for as long as the store takes. Whatever is done twice, because an answer was lost or
-somebody else came between, has the same result as if it was done once.
+All calls block while the store is at work. Doing something twice, because an answer was lost or another
+member came between, has the same result as doing it once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .stores import GroupStore
 __all__ = ["GroupMember", "Holdings"]
 
 _ATTEMPTS = 1_000
-"""Somebody else has come between each time: then somebody else got on."""
+"""An attempt fails only if another member has changed the record meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Holdings:
 
 
 class GroupMember:
-    """A process that takes part."""
+    """A process that takes part in a group."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class GroupMember:
 
     @property
     def is_in_doubt(self) -> bool:
-        """The others may have given it up: nothing may be handed out before the next `turn`."""
+        """Whether the others may have given it up: nothing may be handed out before the next `turn`."""
         return self._clock.monotonic() - self._renewed_at >= self.timeout_s
 
     def turn(self) -> Holdings:
-        """Show that it lives, join if it has not, give up who is dead, take what is free.
+        """Show that it lives, join if it has not, give up dead members, take what is free.
 
         `GroupFenced` if the others have given it up.
         """
@@ -81,7 +81,7 @@ class GroupMember:
         return Holdings(frozenset(owned), frozenset(surplus), len(record.members))
 
     def load(self, vbuckets: Iterable[int]) -> dict[int, SavedPosition]:
-        """What was saved of vbuckets that it has; those are missing of which nothing was."""
+        """What was saved for vbuckets that it has; those without a saved position are missing."""
         _, record = self._read()
         names: dict[str, list[int]] = {}
         for vbucket in vbuckets:
@@ -102,13 +102,13 @@ class GroupMember:
     def save(self, positions: Mapping[int, SavedPosition], *, release: Iterable[int] = ()) -> None:
         """Save positions of vbuckets that it has, and hand some of them over, in one step.
 
-        Positions of vbuckets that it does not have are passed over. `GroupFenced` if it is no member: then
-        nothing is saved, and whoever has the vbuckets now reads them from what was saved before.
+        Positions of vbuckets that it does not have are passed over. `GroupFenced` if it is not a member: then
+        nothing is saved, and the present owners go on from what was saved before.
         """
         _, record = self._read()
         own = record.owned_by(self.name) if self.name in record.members else set()
         kept = {vbucket: position for vbucket, position in positions.items() if vbucket in own}
-        # all that it has goes into one file, so that it leaves no others behind
+        # everything that it has goes into one file, so no older file stays in use
         others = self.load(own - set(kept)) if own and kept else {}
         name = f"{self.name}-{unique_name()}"
         if kept:
@@ -125,13 +125,13 @@ class GroupMember:
         try:
             self._change(saved)
         except GroupFenced:
-            # where an answer was lost the record may name the file: the others go on from it
+            # if an answer was lost, the record may name the file: the others go on from it
             if kept and name not in self._read()[1].files.values():
                 self._store.delete([name])
             raise
 
     def leave(self) -> None:
-        """What it has is free at once, at what it has saved; nobody needs to wait until it is given up."""
+        """Free what it has immediately, at the positions that it saved."""
         try:
             if self._is_in:
                 self._is_in = False
@@ -149,10 +149,10 @@ class GroupMember:
         return record.alive(self.name).without(self._dead(record)).taking(self.name)
 
     def _tidy(self) -> None:
-        """Remove files that members left who died before they could say so: nobody will ever name them.
+        """Remove files that members wrote but died before naming in the record: they are never used.
 
-        The files are listed first: whoever has written one of them was a member before, and if it is none in
-        the record that is read now, it can name it no more.
+        The files are listed first: the writer of each was a member before that, and one that the record read
+        afterwards does not have can no longer name its file.
         """
         names = self._store.names()
         _, record = self._read()
@@ -162,7 +162,7 @@ class GroupMember:
         )
 
     def _dead(self, record: GroupRecord) -> list[str]:
-        """Who did not raise its number for too long."""
+        """The members that have not raised their number for too long."""
         now = self._clock.monotonic()
         seen = {}
         for name, entry in record.members.items():
@@ -182,7 +182,7 @@ class GroupMember:
         return version, GroupRecord.from_bytes(data)
 
     def _change(self, change: Callable[[GroupRecord], GroupRecord]) -> GroupRecord:
-        """Replace the record; as often as it takes, if others come between."""
+        """Replace the record; try again while others come between."""
         for _ in range(_ATTEMPTS):
             asked_at = self._clock.monotonic()
             version, before = self._read()
@@ -195,11 +195,11 @@ class GroupMember:
                 if gone:
                     self._store.delete(sorted(gone))
                 return after
-        raise StoreError(f"the record of the group changes too fast: {_ATTEMPTS} attempts were in vain")
+        raise StoreError(f"the record of the group changes too fast: {_ATTEMPTS} attempts failed")
 
 
 def check_name(name: str) -> str:
-    """The name of a group, which is a part of names of files and keys."""
+    """The name of a group, which is part of file names and keys."""
     is_plain = all(letter.isascii() and (letter.isalnum() or letter in "-_.") for letter in name)
     if not name or len(name) > 100 or not is_plain or name.startswith("."):
         raise UsageError(f"{name[:40]!r} is no name of a group; use letters, digits and - _ .")

@@ -1,8 +1,8 @@
 """A member of a group and what it reads: vbuckets come, are handed over at snapshot ends, or are lost.
 
-What touches the record blocks and runs in another thread, one call at a time. What touches the reading
-happens in the loop: vbuckets come whenever they are taken, and go only between two portions, when the
-application has everything that was handed out.
+Whatever touches the record blocks and runs in another thread, one call at a time. Whatever touches the
+reading runs in the loop: vbuckets are added whenever they are taken, and leave only between two portions,
+when the application has everything that was handed out.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["GroupAutosave", "GroupReader", "SharedReading"]
 T = TypeVar("T")
 
 _BEATS = 4
-"""So many signs of life fit into the time after which a member is given up."""
+"""How many signs of life a member gives in the time after which it is given up."""
 _AGAIN_S = 0.2
 _LOOK_S = 1.0
-"""And at least so often it looks whether there is something to take or to hand over."""
+"""The longest pause between two looks for something to take or to hand over."""
 
 
 class SharedReading(Protocol):
@@ -42,15 +42,15 @@ class SharedReading(Protocol):
         ...
 
     def known_starts(self, vbuckets: Iterable[int]) -> dict[int, SavedPosition]:
-        """Where those start that start now, as far as that is known."""
+        """Where those that start "now" begin, as far as that is known."""
         ...
 
     def can_leave(self, vbucket: int, *, is_urgent: bool) -> bool:
-        """Whether all that was handed out of it ends with a whole snapshot, or need not if it is urgent."""
+        """Whether all that was handed out of it ends with a whole snapshot; if urgent, it need not."""
         ...
 
     def dismiss(self, vbuckets: Iterable[int]) -> None:
-        """Read these no more."""
+        """Stop reading these."""
         ...
 
     def to_save(self) -> dict[int, SavedPosition]:
@@ -87,11 +87,11 @@ class GroupReader:
         """The vbuckets that this member has."""
         self._surplus: frozenset[int] = frozenset()
         self._unsaved_starts: set[int] = set()
-        """VBuckets that start now: where that is gets saved before anything of them is handed out, and before
-        they are handed over, so that it is the same for whoever reads them next."""
+        """VBuckets that start "now": where that is must be saved before anything of them is handed out and
+        before they are handed over, so it is the same for their next reader."""
         self._wanted_since: dict[int, float] = {}
-        """By vbucket: since when others should have it. One that never rests goes all the same after a while,
-        at its last whole snapshot."""
+        """By vbucket: since when others should have it. After a while one goes even inside a snapshot, at its
+        last whole one."""
         self._members = 0
 
     async def begin(
@@ -121,7 +121,7 @@ class GroupReader:
         )
 
     def stop(self) -> None:
-        """Take part no more; what was not saved is read again by others."""
+        """Stop taking part; what was not saved is read again by others."""
         member, self._member = self._member, None
         beating, self._beating = self._beating, None
         self._reading, self.owned, self._surplus = None, frozenset(), frozenset()
@@ -131,7 +131,7 @@ class GroupReader:
             self._leaving = asyncio.create_task(self._leave(member))
 
     async def leave(self) -> None:
-        """The same, and the others know of it when this returns."""
+        """Do what `stop` does, and return when the others know of it."""
         self.stop()
         if self._leaving is not None:
             await self._leaving
@@ -142,10 +142,10 @@ class GroupReader:
                 await self._call(member.leave)
 
     async def between_portions(self) -> bool:
-        """The application has everything that was handed out: hand over what others should have.
+        """Hand over what others should have, now that the application has everything that was handed out.
 
         False if nothing may be handed out yet, because the others may have given this member up, or because
-        something may have come to be known while the store was asked: the caller comes again.
+        something may have changed while the store was asked: the caller comes again.
         """
         member, reading = self._member, self._reading
         if member is None or reading is None:
@@ -153,7 +153,7 @@ class GroupReader:
         if member.is_in_doubt:
             try:
                 await self._turn()
-            except (StoreError, ConnectError):  # `_beat` counts how long
+            except (StoreError, ConnectError):  # `_beat` keeps track of how long
                 await asyncio.sleep(_AGAIN_S)
             return False
         starts = reading.known_starts(self._unsaved_starts) if self._unsaved_starts else {}
@@ -177,8 +177,8 @@ class GroupReader:
         if ready:
             async with self._lock:
                 positions = self._own(reading.to_save())
-                # now, because the release may be done where its answer is lost, and others read them then; if
-                # it is not, the next `_turn` finds that this member has them, and goes on at what was saved
+                # before the release, which may succeed though its answer is lost, and then others read them;
+                # if it fails, the next `_turn` finds that this member has them, and reads from what was saved
                 reading.dismiss(ready)
                 self.owned -= frozenset(ready)
                 self._surplus -= frozenset(ready)
@@ -198,7 +198,7 @@ class GroupReader:
             await self._call(lambda: member.save(own))
 
     def stats(self) -> dict[str, Any]:
-        """For people."""
+        """Figures of this member."""
         return {
             "group": self._group,
             "member": self._name,
@@ -211,7 +211,7 @@ class GroupReader:
         return {vbucket: position for vbucket, position in positions.items() if vbucket in self.owned}
 
     async def _beat(self) -> None:
-        """Show that this member lives, and see what changed, until somebody cancels it."""
+        """Show that this member lives, and see what changed, until cancelled."""
         pause_s = min(_LOOK_S, self._timeout_s / _BEATS)
         failing_since: float | None = None
         loop = asyncio.get_running_loop()
@@ -225,7 +225,7 @@ class GroupReader:
                 if loop.time() - failing_since >= self._retry_for_s:
                     self._on_error(error)
                     return
-            except Exception as error:  # noqa: BLE001 - whatever it is, the application hears of it
+            except Exception as error:  # noqa: BLE001 - whatever it is, the application gets it
                 self._on_error(error)
                 return
 
@@ -247,14 +247,14 @@ class GroupReader:
                 self._on_change()
 
     async def _call(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Whoever is cancelled waits for the store all the same: the next call must not come between."""
+        """Call the store in a thread. If cancelled, wait for it first: the next call must not overlap."""
         working = asyncio.get_running_loop().run_in_executor(None, work, *arguments)
         try:
             return await asyncio.shield(working)
         except asyncio.CancelledError:
             await asyncio.wait([working])
             if not working.cancelled():
-                working.exception()  # nobody is left to hear of it
+                working.exception()  # nobody is left to handle it
             raise
 
 

@@ -1,12 +1,12 @@
-"""What a group of readers knows: one document, which its members replace only as they have read it.
+"""What a group of readers knows: one document, which a member replaces only if it has not changed meanwhile.
 
     members   who takes part, each with a number that it raises to show that it lives
-    owners    which member has which vbucket; one that nobody has is free
-    files     in which file the newest saved position of a vbucket stands
+    owners    which member has which vbucket; one without an owner is free
+    files     which file has the newest saved position of a vbucket
 
-Every decision is a change of this document, so that each is made once and in one order, whoever makes it: a
-member that was away too long is no member any more when it comes back, and can neither save nor hand over.
-Nothing in here reads a clock.
+Every decision is a change of this document, so each is made once and all have one order: a member that was
+away too long is no longer a member when it comes back, and can neither save nor hand over. Nothing in here
+reads a clock.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Slot:
     def __post_init__(self) -> None:
         if not 0 <= self.slot < self.total <= 1024:
             raise UsageError(
-                f"slot {self.slot} of {self.total} is none; slots are counted from 0, up to 1024 of them"
+                f"there is no slot {self.slot} of {self.total}; slots are counted from 0, up to 1024 of them"
             )
 
     def vbuckets(self, count: int) -> range:
-        """Its share: vbuckets that follow each other."""
+        """Its share: consecutive vbuckets."""
         return range(-(-self.slot * count // self.total), -(-(self.slot + 1) * count // self.total))
 
 
@@ -47,15 +47,15 @@ class MemberEntry:
     """A member, as the others see it."""
 
     beat: int = 0
-    """Grows as long as the member lives."""
+    """Grows while the member lives."""
     slot: Slot | None = None
     timeout_s: float = 30.0
-    """How long it may be silent before the others give it up, by which it comes to doubt itself."""
+    """How long it may be silent before the others give it up, and before it doubts its own membership."""
 
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """The document. Its methods give another one, and leave this one as it is."""
+    """The document. Its methods return a new one and leave this one as it is."""
 
     bucket: str
     vbucket_count: int
@@ -63,7 +63,7 @@ class GroupRecord:
     owners: Mapping[int, str] = field(default_factory=dict)
     files: Mapping[int, str] = field(default_factory=dict)
     bucket_uuid: str = ""
-    """Of the bucket in which the positions are; empty if no server said it."""
+    """The uuid of the bucket that the positions are in; empty if no server gave one."""
 
     # who has what
 
@@ -72,10 +72,10 @@ class GroupRecord:
         return {vbucket for vbucket, owner in self.owners.items() if owner == member}
 
     def share_of(self, member: str) -> int:
-        """How many vbuckets a member without a slot should have, as things are.
+        """How many vbuckets a member without a slot should have now.
 
-        Where they can't be divided evenly, those have one more who have the most already: nothing moves for
-        the sake of order.
+        Where they can't be divided evenly, the members that have the most get one more, so nothing moves
+        without need.
         """
         counts = dict.fromkeys(self.members, 0)
         for owner in self.owners.values():
@@ -85,7 +85,7 @@ class GroupRecord:
         return least + (member in richest[:more])
 
     def surplus_of(self, member: str) -> set[int]:
-        """What a member has and others should have: it hands that over."""
+        """What a member has beyond its share, and should hand over."""
         owned, slot = self.owned_by(member), self.members[member].slot
         if slot is not None:
             return owned - set(slot.vbuckets(self.vbucket_count))
@@ -94,7 +94,7 @@ class GroupRecord:
     # what a member does
 
     def joined(self, member: str, slot: Slot | None, timeout_s: float) -> GroupRecord:
-        """A member comes. One with a slot is the slot's only one: whoever had it before is none any more."""
+        """A member joins. A slot has only one member: one that had it before is a member no longer."""
         if any((entry.slot is None) != (slot is None) for entry in self.members.values()):
             raise UsageError("all members of a group have slots, or none has one; wait until the others left")
         before = [name for name, entry in self.members.items() if slot is not None and entry.slot == slot]
@@ -102,14 +102,14 @@ class GroupRecord:
         return replace(record, members={**record.members, member: MemberEntry(0, slot, timeout_s)})
 
     def alive(self, member: str) -> GroupRecord:
-        """A member shows that it lives; `GroupFenced` if it is none."""
+        """A member shows that it lives; `GroupFenced` if it is not a member."""
         entry = self.members.get(member)
         if entry is None:
             raise GroupFenced(member)
         return replace(self, members={**self.members, member: replace(entry, beat=entry.beat + 1)})
 
     def without(self, members: Iterable[str]) -> GroupRecord:
-        """Members leave, or are given up: what they had is free, at what they have saved."""
+        """Members leave, or are given up: what they had is free, at their saved positions."""
         gone = set(members)
         return replace(
             self,
@@ -118,7 +118,7 @@ class GroupRecord:
         )
 
     def taking(self, member: str) -> GroupRecord:
-        """A member takes what is free, as far as its share goes."""
+        """A member takes free vbuckets, up to its share."""
         slot = self.members[member].slot
         if slot is not None:
             wanted = [v for v in slot.vbuckets(self.vbucket_count) if v not in self.owners]
@@ -129,7 +129,7 @@ class GroupRecord:
         return replace(self, owners={**self.owners, **dict.fromkeys(wanted, member)}) if wanted else self
 
     def saved(self, member: str, vbuckets: Iterable[int], file: str) -> GroupRecord:
-        """The positions of these vbuckets, all of them the member's own, stand in a file."""
+        """The positions of these vbuckets are in a file; only the member's own count."""
         own = self.owned_by(member)
         return replace(self, files={**self.files, **{v: file for v in vbuckets if v in own}})
 
@@ -141,7 +141,7 @@ class GroupRecord:
     # as bytes
 
     def to_bytes(self) -> bytes:
-        """JSON that people can read."""
+        """The document as readable JSON."""
         by_file: dict[str, list[int]] = {}
         for vbucket, file in self.files.items():
             by_file.setdefault(file, []).append(vbucket)
@@ -163,7 +163,7 @@ class GroupRecord:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> GroupRecord:
-        """Reads what `to_bytes` wrote; `UsageError` if it is something else."""
+        """Read what `to_bytes` wrote; `UsageError` if it is something else."""
         try:
             document = json.loads(data)
             if document["tailrace_group"] != _VERSION:
@@ -185,7 +185,7 @@ class GroupRecord:
             raise UsageError(f"this is no record of a group of readers: {error}") from None
 
     def of_bucket(self, bucket: str, vbucket_count: int, bucket_uuid: str) -> GroupRecord:
-        """This one, as a record of that bucket; `UsageError` if it is of another."""
+        """This record with the bucket's uuid filled in; `UsageError` if it is of another bucket."""
         if (self.bucket, self.vbucket_count) != (bucket, vbucket_count):
             raise UsageError(
                 f"the group reads bucket {self.bucket!r} with {self.vbucket_count} vbuckets, not "
@@ -201,7 +201,7 @@ class GroupRecord:
 
 
 def format_vbuckets(vbuckets: Iterable[int]) -> str:
-    """``0-7,9``, as people and `parse_vbuckets` have it."""
+    """``0-7,9``, as `parse_vbuckets` reads it."""
     runs: list[list[int]] = []
     for vbucket in sorted(vbuckets):
         if runs and runs[-1][1] == vbucket - 1:

@@ -1,7 +1,7 @@
-"""Where a group's record and the positions of its members stand: outside of the bucket that they read.
+"""Where a group's record and the positions of its members are kept: outside the bucket that they read.
 
-A store keeps one record, which is replaced only by whoever has read it as it is, and files by name. Nothing
-is locked: a process that stops in the middle of anything holds up nobody.
+A store keeps files by name and one record, which only a member that has read its newest version can replace.
+Nothing is locked: a process that stops in the middle of anything holds up nobody.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class GroupStore(Protocol):
         ...
 
     def replace(self, version: int, data: bytes) -> bool:
-        """Put another record in the place of that version; whether that is done, and durable.
+        """Replace that version of the record; return whether this is done and durable.
 
-        False also where that can't be told: whoever asks reads again, and sees what is there.
+        False also if that can't be known: the caller reads again, and sees what is there.
         """
         ...
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file under a name that is new; durable when this returns."""
+        """Write a file under a new name; durable when this returns."""
         ...
 
     def get(self, name: str) -> bytes | None:
@@ -54,11 +54,11 @@ class GroupStore(Protocol):
         ...
 
     def names(self) -> list[str]:
-        """All files."""
+        """The names of all files."""
         ...
 
     def close(self) -> None:
-        """Let go of what is open; it may be used again."""
+        """Close what is open; the store may be used again."""
         ...
 
 
@@ -73,8 +73,8 @@ def open_group_store(where: str | Path, group: str, bucket: str) -> GroupStore:
 
 
 class DirectoryGroupStore:
-    """A directory that all members see. Each version of the record is a file; one that exists is never
-    written again, which network file systems can do, too.
+    """A directory that all members see. Each version of the record is a file that is created once and never
+    overwritten, which network file systems can do, too.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,11 +98,11 @@ class DirectoryGroupStore:
                 if not put_file(self._files, name, data, beside=f"new-{unique_name()}"):
                     return False
             except NotDurable:
-                return False  # it is there: whoever reads again sees it
+                return False  # it is there: the caller reads again and sees it
             versions = self._versions()
             if versions[-1] != version + 1:
-                # either somebody went on from this one, or the version after ours was cleaned away long ago
-                # because we slept; who reads again knows
+                # either somebody went on from ours, or we slept and that version came and was cleaned away
+                # long ago; the caller finds out when it reads again
                 return False
             for older in versions[:-1]:
                 with contextlib.suppress(FileNotFoundError):
@@ -131,7 +131,7 @@ class DirectoryGroupStore:
             ]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def _versions(self) -> list[int]:
         with self._said():
@@ -189,7 +189,7 @@ class RedisGroupStore:
         try:
             (answer,) = self._call([b"EXEC"], again=False)
         except ConnectError:
-            return False  # it may be done: whoever reads again sees it
+            return False  # it may be done: the caller reads again and sees it
         return answer is not None
 
     def put(self, name: str, data: bytes) -> None:
@@ -215,7 +215,7 @@ class RedisGroupStore:
         return int(version), data
 
     def _call(self, *requests: list[bytes], again: bool = True) -> list[Any]:
-        """Send requests, and have their answers; a connection that was lost meanwhile is made anew, once."""
+        """Send requests and return their answers; a connection lost meanwhile is made anew, once."""
         for attempt in (1, 0):
             try:
                 if self._socket is None:
@@ -229,7 +229,7 @@ class RedisGroupStore:
                 reason = getattr(error, "strerror", None) or str(error) or "no answer"
                 raise ConnectError(f"the Redis of the group at {host}:{port}: {reason}") from None
             except BaseException:
-                self.close()  # an answer that is still to come would be taken for that of the next request
+                self.close()  # an answer still to come would be taken for that of the next request
                 raise
         raise AssertionError("not reached")
 
