@@ -1,11 +1,11 @@
 """Who has which vbucket, and the steps from one layout to the next.
 
 The chains are the truth, on disk before anything follows from them. `settle` makes the nodes match the
-chains, whatever state they are in: it can be called at any time, after any failure, and does nothing where
-nothing is to be done. So the next call continues a step that was interrupted.
+chains, whatever state they are in: it can be called at any time, after any failure, and does only what is
+left to do. So the next call continues a step that was interrupted.
 
-Never two actives: a vbucket is made active only when every other node of the cluster has either said that it
-has it in another state, or has no process any more. The coordinator started the processes and can end them.
+Never two actives: a vbucket is made active only when every other node of the cluster has reported it in
+another state, or has no process any more. The coordinator started the processes and can end them.
 """
 
 from __future__ import annotations
@@ -47,18 +47,16 @@ class Coordinator(ClusterState):
         member: Callable[[str], Member] | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
-        """``files`` keeps the state, ``member`` makes a node from its name; by default both use the
-        directory.
-        """
+        """``files`` keeps the state, ``member`` makes a node from its name; both default to the directory."""
         super().__init__(directory, files)
         self.members: dict[str, Member] = {}
         self.auto_failover_s = 0.0
         self._moving: dict[int, tuple[str, str]] = {}
         self._seen: dict[str, float] = {}
         self._actives: dict[int, Row] = {}
-        """What each active vbucket's node last reported of it."""
+        """What each active vbucket's node last reported about it."""
         self._failovers = self._failovers_before = 0
-        """How many in all, and at the start of the rebalance that is under way."""
+        """How many there were in all, and when the current rebalance started."""
         self._member = member or (lambda name: Member(name, directory / name, self.bucket))
         self._clock = clock
 
@@ -84,7 +82,7 @@ class Coordinator(ClusterState):
         self._seen[name] = self._clock.monotonic()
 
     def stop(self) -> None:
-        """A clean stop of all nodes."""
+        """Stop all nodes cleanly."""
         for member in self.members.values():
             member.stop()
 
@@ -109,7 +107,7 @@ class Coordinator(ClusterState):
     # the chains, made true
 
     def settle(self) -> bool:
-        """Make the nodes what the chains say; False if something is still missing."""
+        """Make the nodes match the chains; False if something is still missing."""
         running = self._running()
         reports: dict[str, Report] = {}
         for name, member in running.items():
@@ -118,8 +116,8 @@ class Coordinator(ClusterState):
             except TailraceError as error:
                 log.warning("node %s does not answer: %s", name, error)
         self._share_manifest(reports)
-        # First take away, then give. The map ends a node's fence, so a node that still has what is not its
-        # own must not get it.
+        # First take away, then give. The map lifts a node's fence, so a node that still has what is not its
+        # own must not get the map.
         ready = {
             name: report for name, report in reports.items() if self._try(name, self._demote, name, report)
         }
@@ -141,7 +139,7 @@ class Coordinator(ClusterState):
         return True
 
     def _demote(self, name: str, report: Report) -> None:
-        """What this node must not have, or not as active."""
+        """Take from a node what it must not have, or not as active."""
         member, replicas, gone = self.members[name], [], []
         for number, chain in enumerate(self.chains):
             row = report.get(number)
@@ -151,11 +149,11 @@ class Coordinator(ClusterState):
                 if row is not None and name not in self.out:
                     gone.append(number)
                 elif row is not None and row["state"] != "replica":
-                    replicas.append(number)  # the next rebalance may want it, and need not copy it
+                    replicas.append(number)  # the next rebalance may want it, and need not copy it then
             elif chain[0] != name and (row is None or row["state"] != "replica"):
                 replicas.append(number)
         if replicas or gone:
-            # A takeover that failed must not receive any more when the state changes.
+            # A failed takeover must have stopped receiving before the state changes.
             member.report([source for source in self._sources(name) if not source.get("takeover")])
         member.set_states(dict.fromkeys(replicas, VBucketState.REPLICA))
         for number in replicas:
@@ -166,7 +164,7 @@ class Coordinator(ClusterState):
                 report.pop(number)
 
     def _promote(self, name: str, report: Report, reports: Mapping[str, Report]) -> None:
-        """What this node must have as active, where no other node can have it active."""
+        """Make active on a node what should be, if no other node can have it active."""
         states = {}
         for number, chain in enumerate(self.chains):
             if not chain or chain[0] != name or number in self._moving:
@@ -193,7 +191,7 @@ class Coordinator(ClusterState):
                 self._actives[number] = row
 
     def _sources(self, name: str) -> list[dict[str, Any]]:
-        """Which node it receives each vbucket from."""
+        """Which nodes it receives which vbuckets from."""
         rows: dict[str, dict[str, Any]] = {}
         for number, chain in enumerate(self.chains):
             takeover = number in self._moving and self._moving[number][1] == name
@@ -231,7 +229,9 @@ class Coordinator(ClusterState):
         self.members[name].set_map(new_map.text, _EPOCH, self.rev)
 
     def _share_manifest(self, reports: Mapping[str, Report]) -> None:
-        """Clients make collections on any node; all nodes must know them before one is promoted."""
+        """Give all nodes the newest manifest. Clients create collections on any node, and all nodes must know
+        them before one is promoted.
+        """
         manifests: dict[str, dict[str, Any]] = {}
 
         def read(name: str) -> None:
@@ -249,15 +249,15 @@ class Coordinator(ClusterState):
     # failover
 
     def failover(self, name: str, *, force: bool = False) -> dict[str, Any]:
-        """Take a node out at once; replicas go on with what they have."""
+        """Take a node out immediately; replicas go on with what they have."""
         if name not in self._in:
             raise UsageError(f"node {name!r} has no part in the cluster, which has {', '.join(self._in)}")
         others = [other for other in self._in if other != name and self.members[other].is_running]
         reports = {other: self.members[other].report() for other in others}
 
         def best(number: int, left: Chain) -> str | None:
-            """A node that a takeover has made active is the active. One without anything complete, of an
-            active that had something, has no copy.
+            """The copy that becomes the active: the target of a takeover if it is active already. If the
+            active had something, nodes without anything complete don't count.
             """
             moved = self._moving.get(number)
             if moved is not None and reports.get(moved[1], {}).get(number, {}).get("state") == "active":
@@ -300,7 +300,7 @@ class Coordinator(ClusterState):
         return {"node": name, "promoted": promoted, "lost": lost}
 
     def watch(self) -> str | None:
-        """Look after the nodes; the one that was failed over for being silent too long, if any."""
+        """Look after the nodes; return the one that was failed over for being silent too long, if any."""
         now = self._clock.monotonic()
         names = self._in
         for name in names:
@@ -311,7 +311,7 @@ class Coordinator(ClusterState):
         silent = [member for member in names if now - self._seen[member] >= self.auto_failover_s]
         alive = [member for member in names if self._seen[member] == now]
         if len(silent) != 1 or 2 * len(alive) <= len(names):
-            return None  # without a majority, we may be the ones who are cut off
+            return None  # without a majority, we may be the ones that are cut off
         try:
             self.failover(silent[0])
         except TailraceError as error:
@@ -322,8 +322,8 @@ class Coordinator(ClusterState):
     # rebalance
 
     def rebalance(self, *, leaving: str | None = None) -> Generator[str, None, None]:
-        """Spread the vbuckets over all running nodes except ``leaving``, step by step; each step yields what
-        it did. Between two steps anything may happen to the nodes.
+        """Spread the vbuckets over all running nodes except ``leaving``, step by step; each step yields a
+        line of progress. Between two steps anything may happen to the nodes.
         """
         if self._moving:
             raise UsageError("a rebalance is under way")
@@ -353,8 +353,8 @@ class Coordinator(ClusterState):
         """Move a batch: first the copies, then the actives, then drop what is left over.
 
         The map names the copies that form the majority of a durable write. So the old ones go in two steps:
-        first the new ones replace them in the map, and once those have all that was answered until then, the
-        old ones are dropped.
+        first the new ones replace them in the map, and once those have everything answered so far, the old
+        ones are dropped.
         """
         self._check_alive(targets.values())
         chains = list(self.chains)
@@ -410,7 +410,7 @@ class Coordinator(ClusterState):
             yield f"{behind} copies are behind"
 
     def _take_over(self, takeovers: Mapping[int, tuple[str, str]]) -> Iterator[str]:
-        """Move actives: the new node asks the old one, and becomes active when the old one has given up."""
+        """Move actives: the new node asks the old one, and becomes active once that has given it up."""
         attempts = 0
         left = dict(takeovers)
         while left:
@@ -428,7 +428,7 @@ class Coordinator(ClusterState):
             left = {number: pair for number, pair in left.items() if self.chains[number][0] != pair[1]}
 
     def _until_taken_over(self, takeovers: Mapping[int, tuple[str, str]]) -> Iterator[str]:
-        """Wait until every takeover has ended, well or badly; one that is silent for too long is given up."""
+        """Wait until every takeover has ended, successfully or not, but not for too long."""
         deadline = self._clock.monotonic() + _TAKEOVER_S
         while self._clock.monotonic() < deadline:
             waiting = 0
@@ -447,7 +447,7 @@ class Coordinator(ClusterState):
             yield f"{waiting} vbuckets are being taken over"
 
     def _finish_takeovers(self, takeovers: Mapping[int, tuple[str, str]]) -> None:
-        """The outcome: a target that became active is the active; all other vbuckets stay where they were."""
+        """Record the outcome: a target that became active is the active; other vbuckets stay in place."""
         chains = list(self.chains)
         reports: dict[str, Report] = {}
 
@@ -466,7 +466,7 @@ class Coordinator(ClusterState):
         self.settle()
 
     def _check_alive(self, chains: Iterable[Chain]) -> None:
-        """End the rebalance if a node has gone or was failed over: the plan does not hold without it."""
+        """End the rebalance if a node is down or was failed over: the plan does not work without it."""
         if self._failovers != self._failovers_before:
             raise TailraceError("a node was failed over, the rebalance ends here")
         for name in dict.fromkeys(name for chain in chains for name in chain):

@@ -1,7 +1,7 @@
 """Where the vbuckets should be. Pure functions over *chains*.
 
-A chain names the nodes of one vbucket: the active first, then its replicas. An empty chain is a vbucket that
-nobody has.
+A chain names the nodes of one vbucket: the active first, then its replicas. The chain of a vbucket that no
+node has is empty.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Chain: TypeAlias = tuple[str, ...]
 
 
 def balanced(current: Sequence[Chain], nodes: Sequence[str], replicas: int) -> list[Chain]:
-    """The chains after a rebalance: on each node the same number of actives and of replicas, give or take
+    """The chains after a rebalance: the same number of actives and of replicas on each node, give or take
     one, as many copies as there are nodes for, and few moves.
     """
     copies = min(replicas, len(nodes) - 1)
@@ -51,7 +51,7 @@ def _spread_actives(current: Sequence[Chain], nodes: Sequence[str]) -> list[str]
     owners: list[str] = []
     for chain, active in zip(current, actives, strict=True):
         if active is None:
-            # A node that has a copy already keeps it if it has room: nothing must be sent.
+            # Prefer a node that has a copy already, if it has room: nothing has to be sent.
             least = min(load.values())
             near = [node for node in chain[1:] if node in load and load[node] == least]
             active = near[0] if near else min(nodes, key=load.__getitem__)
@@ -81,7 +81,7 @@ def _even_out_replicas(chains: list[list[str]], load: Counter[str]) -> None:
 
 
 def without(chains: Iterable[Chain], dead: str, best: Callable[[int, Chain], str | None]) -> list[Chain]:
-    """The chains without a node. For a vbucket that it had active, ``best`` chooses which of the remaining
+    """The chains without a node. For a vbucket that was active on it, ``best`` chooses which of the remaining
     copies becomes the active; None if none can.
     """
     left_chains = []
@@ -95,9 +95,9 @@ def without(chains: Iterable[Chain], dead: str, best: Callable[[int, Chain], str
 
 
 def best_copy(rows: Mapping[str, Mapping[str, Any]], branch: str | None) -> str | None:
-    """The node whose copy of a vbucket replaces the active, which was on this branch when it was last asked:
+    """The node whose copy of a vbucket replaces the active, which was on ``branch`` when it was last asked:
     of the copies that followed the active farthest, the one with the most complete data. Others may have
-    more, but of a history that was given up.
+    more, but of a history that was abandoned.
     """
 
     def merit(name: str) -> tuple[bool, int, int]:
@@ -109,9 +109,9 @@ def best_copy(rows: Mapping[str, Mapping[str, Any]], branch: str | None) -> str 
 
 
 def is_enough(heard: Iterable[str], chain: Chain, replicas: int) -> bool:
-    """Whether these copies are enough to go on without the active: one of them must have every write that was
-    answered as durable. A majority of all copies had each of those, so fewer copies may be missing than a
-    majority has besides the active.
+    """Whether these copies are enough to go on without the active: together they must have every write that
+    was answered as durable. Each such write is on a majority of the copies, the active among them, so fewer
+    copies may be missing than that majority has apart from the active.
     """
     copies = chain[1 : replicas + 1]
     missing = len(set(copies) - set(heard))

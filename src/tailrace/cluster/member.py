@@ -85,7 +85,7 @@ class Member(Steering):
         self.port = json.loads(ready.read_bytes())["port"]
 
     def stop(self) -> None:
-        """A clean stop."""
+        """Stop the node cleanly."""
         self.disconnect()
         if self._process is None:
             return
@@ -100,7 +100,7 @@ class Member(Steering):
         self._process.wait()
 
     def kill(self) -> None:
-        """End the process; when this returns it is gone for sure, and with it all that it had active."""
+        """End the process; when this returns it is gone for sure, and with it everything active on it."""
         self.disconnect()
         if self._process is not None:
             self._process.kill()
@@ -114,7 +114,7 @@ class Member(Steering):
             self._connection = None
 
     def _address(self) -> Address:
-        """Where we steer it; others may need another address."""
+        """The address at which we steer it; others may need a different one."""
         return Address("127.0.0.1", self.port)
 
     def _run(self, script: Script[T]) -> T:

@@ -1,7 +1,7 @@
 """The coordinator as a process: a loop that looks after the nodes, and a door on loopback for commands.
 
-A command is one line of JSON with the token of `DOOR_FILE`, the answer one line of JSON. Whoever can read the
-cluster's directory can steer the cluster, and nobody else can.
+A command is one line of JSON with the token of `DOOR_FILE`, the answer one line of JSON. Only those who can
+read the cluster's directory can steer the cluster.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PEER_S = 5.0
 
 
 class Service:
-    """A coordinator with a door."""
+    """A coordinator that takes commands."""
 
     def __init__(self, coordinator: Coordinator, *, clock: Clock = SYSTEM) -> None:
         self._coordinator = coordinator
@@ -53,7 +53,7 @@ class Service:
         self._stoppers: list[socket.socket] = []
 
     def run(self) -> None:
-        """Run until a command or a signal says stop, or the door's file is gone: then no command can."""
+        """Run until a command or a signal stops it, or `DOOR_FILE` is gone: then no command could."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._signalled)
         door = socket.create_server(("127.0.0.1", 0))
@@ -106,7 +106,7 @@ class Service:
             _answer(peer, {"ok": False, "error": str(error)})
 
     def _give_up_rebalance(self) -> None:
-        """While the nodes still run and can say what has moved."""
+        """End a rebalance while the nodes still run and can report what has moved."""
         if self._rebalance is None:
             return
         (steps, peer, what), self._rebalance = self._rebalance, None
@@ -129,7 +129,7 @@ class Service:
             usage = isinstance(error, UsageError)
             _answer(peer, {"ok": False, "error": str(error), "usage": usage})
         except (OSError, ValueError, AttributeError, TypeError) as error:
-            log.warning("a command that can't be understood: %s", error)
+            log.warning("a command can't be understood: %s", error)
             peer.close()
         else:
             if result is not None:
@@ -186,7 +186,7 @@ def _answer(peer: socket.socket, content: dict[str, Any]) -> None:
 
 
 def call(directory: Path, command: str, *, wait_s: float = 3600.0, **arguments: Any) -> Any:
-    """Ask the coordinator of a cluster's directory; its result, or what it refuses with."""
+    """Send a command to the coordinator of a cluster's directory; return its result, or raise its refusal."""
     path = directory / DOOR_FILE
     try:
         door = json.loads(path.read_bytes())
@@ -222,7 +222,7 @@ def call(directory: Path, command: str, *, wait_s: float = 3600.0, **arguments: 
 
 
 def wait_until_ready(directory: Path, process_ended: Any, wait_s: float) -> None:
-    """Wait until the coordinator has opened its door; `TailraceError` if it ends before that."""
+    """Wait until the coordinator takes commands; `TailraceError` if it ends before that."""
     deadline = SYSTEM.monotonic() + wait_s
     while not (directory / DOOR_FILE).exists():
         if process_ended() or SYSTEM.monotonic() > deadline:

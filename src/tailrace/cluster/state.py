@@ -22,7 +22,7 @@ class ClusterState:
     """The nodes and the chains of a cluster in a directory."""
 
     def __init__(self, directory: Path, files: Files | None = None) -> None:
-        """``files`` is where the state is kept; by default in the directory."""
+        """``files`` keeps the state; it defaults to the directory."""
         self.directory = directory
         self.bucket = "default"
         self.bucket_uuid = ""
@@ -34,7 +34,7 @@ class ClusterState:
         self.ports: dict[str, int] = {}
         self.chains: list[Chain] = []
         self.out: set[str] = set()
-        """Nodes that have no part in the cluster: failed over, or not yet in a rebalance."""
+        """Nodes that have no part in the cluster: failed over, or not rebalanced in yet."""
         self._files = DiskFiles(directory) if files is None else files
 
     @property
@@ -44,7 +44,7 @@ class ClusterState:
     def create(
         self, *, nodes: int, bucket: str, vbuckets: int, replicas: int, ports: list[int], settings: list[str]
     ) -> None:
-        """A new cluster: nothing runs yet."""
+        """Create a cluster; nothing runs yet."""
         if self._exists:
             raise UsageError(f"{str(self.directory)!r} has a cluster already")
         self._files.make_directory("")

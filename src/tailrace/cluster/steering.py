@@ -1,4 +1,4 @@
-"""What whoever decides about a node's vbuckets can ask of the node."""
+"""What a node can be told to do with its vbuckets, by a coordinator or a takeover."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = ["Report", "Row", "Steering"]
 T = TypeVar("T")
 
 RETRY_FOR_S = 10.0
-"""How long a request is repeated that a node can't fulfil now."""
+"""How long a request that a node can't fulfil now is repeated."""
 
 Row = dict[str, Any]
-"""How a vbucket stands: state, seqnos, where it comes from."""
+"""What a node reports about a vbucket: state, seqnos, where it comes from."""
 
 Report = dict[int, Row]
-"""How vbuckets stand."""
+"""The rows of all its vbuckets, by number."""
 
 
 class Steering(ABC):
@@ -48,7 +48,7 @@ class Steering(ABC):
         """Have this conversation with the node."""
 
     def report(self, sources: Sequence[Mapping[str, Any]] | None = None) -> Report:
-        """How each of its vbuckets stands; ``sources`` first tells it where to receive them from."""
+        """The report on its vbuckets; ``sources`` first sets where it receives them from."""
         value = b"" if sources is None else json.dumps({"sources": list(sources)}).encode()
         request = Replicate(value=value, datatype=int(Datatype.JSON) if value else 0)
         answer = self._run(ask(request, "replicate"))
@@ -64,7 +64,7 @@ class Steering(ABC):
         self._all([DelVBucket(vbucket=number) for number in vbuckets])
 
     def set_map(self, text: bytes, epoch: int, rev: int) -> None:
-        """Give it the bucket's cluster map; its clients are told."""
+        """Give it the bucket's cluster map, which it passes on to its clients."""
         request = SetClusterConfig(
             key=self.bucket.encode(), value=text, epoch=epoch, revision=rev, datatype=int(Datatype.JSON)
         )
@@ -83,7 +83,7 @@ class Steering(ABC):
         self._run(ask(SetCollectionsManifest(value=value), "set collections manifest"))
 
     def _all(self, requests: Sequence[Message]) -> None:
-        """Send all of these; what the node can't do now is sent again for a while."""
+        """Send all of these; those that the node can't do now are sent again for a while."""
         backoff = Backoff(rng_.source(), first_s=0.01, most_s=0.5)
         deadline = SYSTEM.monotonic() + RETRY_FOR_S
         while requests:

@@ -1,18 +1,18 @@
 """Move vbuckets from one node to another while clients write and read: `tailrace takeover`.
 
-For nodes without a coordinator; in a cluster a rebalance does it. The takeover itself is the nodes' work: by
-DCP the target asks the source for the vbuckets; by TAP somebody has to carry the source's stream to the
+For nodes without a coordinator; in a cluster a rebalance does it. The takeover itself is the nodes' work: in
+DCP the target asks the source for the vbuckets; in TAP somebody has to carry the source's stream to the
 target, and that is done here. The steps:
 
 1. A vbucket that both have active becomes dead at the target, where it must be empty: two nodes become one
-   bucket. The same goes for a vbucket that one of the two and a third node, named in their maps, have active.
-2. The takeover. The source gives a vbucket up, durably, before the target hears that it is active.
-3. All nodes get the map that says who has what, and tell their clients.
+   bucket. The same goes for a vbucket that is active on one of the two and on a third node in their maps.
+2. The takeover. The source gives a vbucket up, durably, before the target learns that it is active.
+3. All nodes get the new map, and pass it on to their clients.
 
 If the takeover breaks off, what has not become active at the target becomes active at the source again. First
-the target lets go: it takes nothing more from the stream, and its vbucket is dead. Then the source has seen
-the end of the stream: it gives nothing up any more. If either can't be asked, nothing is made active; the
-same command continues from there when the node is back.
+the target releases it: it takes nothing more from the stream, and its vbucket is dead. Then the source must
+have seen the end of the stream, after which it gives nothing up any more. If either can't be asked, nothing
+is made active; the same command continues from there when the node is back.
 """
 
 from __future__ import annotations
@@ -64,23 +64,23 @@ class Moved:
     """What a takeover has done."""
 
     vbuckets: list[int]
-    """Those that are at the target now and were not before."""
+    """The vbuckets that are at the target now and were not before."""
     rev: int
     """The revision of the map that the nodes now have."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Map:
-    """Who has what, and where they are."""
+    """Which node has which vbucket, and where the nodes are."""
 
     clients_map: ClusterMap
     nodes: list[NodeAddress]
-    """Its nodes, each with both ports."""
+    """The map's nodes, each with both ports."""
     keeps_history: bool
 
 
 class _Node(Steering):
-    """One of the two nodes, over a connection of its own."""
+    """A node, over a connection of its own."""
 
     def __init__(self, where: ConnectionString, tls: TlsOptions) -> None:
         super().__init__(where.bucket)
@@ -131,7 +131,7 @@ class _Node(Steering):
         raise UsageError(f"{self.address} is not in its own map; is it another port of that node?")
 
     def order(self, vbuckets: list[int], tls: TlsOptions) -> dict[str, Any]:
-        """The order to another node to take these vbuckets over from this one."""
+        """The order for another node to take these vbuckets over from this one."""
         made: dict[str, Any] = {
             "host": self.address.host,
             "port": self.address.port,
@@ -152,7 +152,7 @@ class _Node(Steering):
         return made
 
     def takes_tap(self) -> bool:
-        """Whether somebody pushes changes to it."""
+        """Whether a TAP producer pushes changes to it."""
         figures = self._run(stats("tap")).items()
         return any(name.endswith(":type") and value == "consumer" for name, value in figures)
 
@@ -175,8 +175,7 @@ def take_over(
     """Move vbuckets from the node ``source`` to the node ``target``, each the first of its connection string.
 
     Those that are at the target already stay there. `TailraceError` if some could not be moved. If the source
-    is reached by TLS, the target uses TLS too, and trusts what ``tls`` names, or its system's
-    authorities.
+    is reached by TLS, the target uses TLS too, and trusts what ``tls`` names, or its system's authorities.
     """
     if dialect not in DIALECTS:
         raise UsageError(f"{dialect!r} can't take over, write one of {', '.join(DIALECTS)}")
@@ -232,7 +231,7 @@ class _Takeover:
             self._new.set_manifest(manifest)
 
     def _prepare(self, wanted: Sequence[int]) -> list[int]:
-        """Make sure that nothing is active twice; the vbuckets that are to be moved."""
+        """Make sure that nothing is active twice; return the vbuckets to be moved."""
         here, there = self._old.report(), self._new.report()
         for name, report in (("source", here), ("target", there)):
             if any(self._is_foreign(row) for row in report.values()):
@@ -255,14 +254,14 @@ class _Takeover:
         for node, numbers in (*spare, (self._new, twice)):
             node.set_states(dict.fromkeys(numbers, VBucketState.DEAD))
         if broken:
-            # of a takeover that was not ours
+            # left by a takeover that was not ours
             self._await_end(self._new.takes_tap, "somebody pushes changes to the target by tap")
             self._give_back(broken)
         return sorted([*moving, *broken])
 
     def _spare(self, report: Report) -> list[int]:
-        """Vbuckets that one of the two has active although a third node, named in a map, really has them.
-        An empty one counts as dead, and is so in the report from now on.
+        """Vbuckets active on one of the two although a third node in its map has them active, too. They must
+        be empty, and are marked as dead in the report.
         """
         owners = {number: next(iter(self._elsewhere(number)), None) for number in report}
         doubtful = {number: at for number, at in owners.items() if at and _state(report, number) == "active"}
@@ -287,12 +286,12 @@ class _Takeover:
         return spare
 
     def _is_foreign(self, row: dict[str, Any]) -> bool:
-        """Whether a vbucket is received from elsewhere than a takeover between the two."""
+        """Whether a vbucket is received otherwise than by a takeover between the two."""
         ours = {str(address) for address in (self._old.address, self._new.address, *map(_at, self._pair))}
         return "source" in row and not (row["takeover"] and row["source"] in ours)
 
     def _await_end(self, goes_on: Callable[[], bool], what: str) -> None:
-        """Wait for the end of a takeover that broke off: nothing of it may still arrive."""
+        """Wait until a takeover that broke off has ended, and nothing of it can still arrive."""
         deadline = self._clock.monotonic() + PATIENCE_S
         while goes_on():
             if self._clock.monotonic() > deadline:
@@ -302,7 +301,7 @@ class _Takeover:
     # the takeover
 
     def _move(self, moving: list[int]) -> list[int]:
-        """Move them; returns those that did not become active at the target, and are at the source again."""
+        """Move them; return those that did not become active at the target, and are at the source again."""
         if self._dialect == "tap":
             self._by_tap(moving)
         else:
@@ -313,7 +312,7 @@ class _Takeover:
         return left
 
     def _give_back(self, vbuckets: Sequence[int]) -> None:
-        """First the target lets go, then the source sees it, then they become active there again."""
+        """Make vbuckets active at the source again, once the target has released them and it knows that."""
         self._new.set_states(dict.fromkeys(vbuckets, VBucketState.DEAD))
         if vbuckets:
             self._await_end(
@@ -354,15 +353,15 @@ class _Takeover:
                 sockets[0].sendall(request)
                 _carry(*sockets)
             except OSError:
-                pass  # the states tell whether it was in time
-            # Neither goes on with what it has begun: the target takes no more, the source gives up no more.
+                pass  # the states show whether it was in time
+            # Neither may go on: the target takes no more, the source gives up no more.
             _drain(sockets[1], "the target does not say whether it has taken over")
             _drain(sockets[0], "the source does not say whether it has given up")
 
     # after
 
     def _tell_map(self) -> int:
-        """Tell all nodes of both maps who has what; the map's rev."""
+        """Give all nodes of both maps the new map; return its rev."""
         here, there = self._old.report(), self._new.report()
         nodes = self._nodes()
         place = {at: index for index, at in enumerate(nodes)}
@@ -395,7 +394,7 @@ class _Takeover:
         return rev
 
     def _nodes(self) -> dict[Address, NodeAddress]:
-        """The two, and then all others that their maps name."""
+        """The two nodes, then all others that their maps name."""
         nodes = {_at(node): node for node in self._pair}
         for node in (*self._maps[0].nodes, *self._maps[1].nodes):
             known = nodes.setdefault(_at(node), node)
@@ -404,7 +403,7 @@ class _Takeover:
         return nodes
 
     def _way_to(self, node: NodeAddress) -> ConnectionString:
-        """Connect to another node as to the source; if that uses TLS, no password is sent without it."""
+        """How to connect to another node: as to the source, and never without TLS if that uses it."""
         where = self._old.where
         if where.tls and node.tls_port is None:
             raise ConnectError(f"{_at(node)} has no port for TLS")
@@ -412,7 +411,7 @@ class _Takeover:
         return replace(where, addresses=(Address(_at(node).host, port),))
 
     def _elsewhere(self, number: int) -> Iterable[Address]:
-        """The other nodes that have a vbucket, as the maps say."""
+        """The other nodes that have a vbucket according to the maps."""
         ours = [_at(node) for node in self._pair]
         for own_map in self._maps:
             owner = own_map.clients_map.node_of(number)
@@ -421,7 +420,7 @@ class _Takeover:
 
 
 def _place(plain: Address, tls: Address) -> NodeAddress:
-    """A node as a map has it, without TLS and with it."""
+    """A node from its addresses in a map, without TLS and with it."""
     return NodeAddress(plain.port, None if tls.port == plain.port else tls.port, plain.host)
 
 
@@ -452,7 +451,7 @@ def _carry(source: socket.socket, target: socket.socket) -> None:
 
 
 def _drain(connection: socket.socket, otherwise: str) -> None:
-    """Wait until a node has taken all that was sent to it, and closes."""
+    """Wait until a node has taken all that was sent to it and closes the connection."""
     try:
         connection.shutdown(socket.SHUT_WR)
         while connection.recv(_CARRY_BYTES):
