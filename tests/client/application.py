@@ -14,9 +14,9 @@ from tailrace.store.format import StoredDocument
 
 
 class Application:
-    """Documents by vbucket and key, with every whole state that it ever had, to go back to.
+    """Documents by vbucket and key, with every whole state that it ever had, to return to.
 
-    It checks what every application may count on: seqnos rise between rollbacks, a change lies in the
+    It checks what every application may rely on: seqnos rise between rollbacks, a change lies in the
     snapshot that was announced, a rollback leads to a state that was whole.
     """
 
@@ -70,7 +70,7 @@ class Application:
 
 
 def events_of(batch: pa.RecordBatch) -> Iterator[Any]:
-    """What the rows of a batch tell, as the events that `changes` would give."""
+    """The rows of a batch as the events that `changes` would give."""
     for row in batch.to_pylist():
         numbers = ("vb_uuid", "seqno", "rev", "cas", "snapshot_start", "snapshot_end")
         unsigned: list[Any] = [None if row[name] is None else row[name] % 2**64 for name in numbers]
@@ -109,7 +109,7 @@ def server_state(node: Any, keys: Iterable[bytes]) -> dict[int, dict[bytes, tupl
 
 @contextlib.contextmanager
 def writing(node: Any, key: bytes) -> Iterator[None]:
-    """Write a document again and again: who waits for a change gets one."""
+    """Write a document again and again, for a reader that waits for a change."""
     enough = threading.Event()
 
     def write_on() -> None:

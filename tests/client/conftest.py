@@ -1,4 +1,4 @@
-"""Both pumps under one interface, so that every test of the reader runs on both."""
+"""Both pumps under one interface, so every test of the reader runs on both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A name server on loopback that knows the SRV records it is given, which may change while it runs."""
+"""A name server on loopback with given SRV records, which may change while it runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import dns.rrset
 
 
 class DnsServer:
-    """Answers over UDP; ``records`` are (port, target) by name, ``refuses`` all questions if it is set."""
+    """Answers over UDP; ``records`` are (port, target) by name; all questions are refused if ``refuses``."""
 
     def __init__(self) -> None:
         self.records: dict[str, list[tuple[int, str]]] = {}

@@ -1,4 +1,4 @@
-"""A server made of the wire's own messages that does what a test tells it, above all what none should do."""
+"""A server that sends what a test tells it, above all what no server should send."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class FakeServer:
         ).encode()
 
     def answer(self, frame: Frame) -> bytes:
-        """What a decent server says."""
+        """What a well-behaved server answers."""
         made: Response
         match frame.opcode:
             case Op.HELLO:
@@ -164,7 +164,7 @@ class Connection:
             self.send(server.answer(frame))
 
     def send(self, *parts: bytes) -> None:
-        """Whole: a test may send changes from a thread of its own while a question is answered in ours."""
+        """Send all of it in one piece: a test's thread may send while a question is answered in ours."""
         with self._sending:
             self._client.sendall(b"".join(parts))
 

@@ -1,4 +1,4 @@
-"""A process that reads a bucket to its end and says how much memory it holds: once for each part of the way.
+"""A process that reads a bucket to its end and reports, again and again, how much memory it holds.
 
 python flat_reader.py URL changes|batches STATE_FILE CHANGES_A_LINE
 """

@@ -1,4 +1,4 @@
-"""A process that takes one piece of a bucket and then no more, and says what that costs it.
+"""A process that takes one piece of a bucket and then no more, and reports the memory that this takes.
 
 python paused_reader.py URL changes|batches WINDOW_BYTES
 """

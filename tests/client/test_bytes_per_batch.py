@@ -1,5 +1,5 @@
-"""A batch has so many bytes at the most, whatever the values have: on the way from a socket to a file nothing
-gathers more than its limit and one value beyond it.
+"""A batch is limited in bytes, however large the values are: on the way from a socket to a file nothing
+gathers more than its limit plus one value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tailrace.testing.running import RunningNode
 
 WINDOW = 1 << 20
 OVERHEAD = 1 << 16
-"""Of keys, metadata and offsets."""
+"""What keys, metadata and offsets take."""
 SIZES = {"1 KiB": (1 << 10, 2_000), "64 KiB": (64 << 10, 120), "1 MiB": (1 << 20, 12), "5 MiB": (5 << 20, 4)}
 
 
@@ -95,7 +95,7 @@ def test_of_an_index(
 def test_of_verify(
     kept: tuple[RunningNode, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it takes from the bucket and from the table at once; only digests of it are kept."""
+    """What it takes at a time from bucket and table; only digests of it are kept."""
     node, size, count = kept
     made = build_mirror(LocalJobs(), node.url, tmp_path / "table", once=True, in_background=False)
     made.prepare()

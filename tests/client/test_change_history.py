@@ -64,7 +64,7 @@ def test_all_of_them_to_who_asks(node: Any, connect: Any) -> None:
 
 
 def test_two_markers_with_one_range(connect: Any) -> None:
-    """The part that is not all there any more comes first, each key once, and does not end the snapshot."""
+    """The part that is no longer complete comes first, each key once, and does not end the snapshot."""
     with running(history_retention_bytes="8k", history_changes=0, memory_quota="1m") as node:
         write(node, 400)
         node.persist()
@@ -125,7 +125,7 @@ def history_of(client: Any, name: str, *, history: bool) -> None:
     ("updates", "keys"), [(20_000, 100), pytest.param(1_000_000, 1_000, marks=pytest.mark.long)]
 )
 def test_the_change_log_has_every_version(tmp_path: Path, updates: int, keys: int) -> None:
-    """Mirrored now and then while segments are merged; in the middle the collection does without a history,
+    """Mirrored now and then while segments are merged; in the middle the collection has no history,
     for the versions that are made meanwhile. The table is the same either way.
     """
     table, log = tmp_path / "table", tmp_path / "log"

@@ -1,4 +1,4 @@
-"""Changes as objects: the short way gives what the long one does; a snapshot's end is a state to keep."""
+"""Changes as objects: the fast path gives what the slow one does; a snapshot's end is a state to keep."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_how_many_were_taken_follows_from_what_is_left(steps: int, monkeypatch: 
 def test_a_change_that_cannot_be_made_is_not_taken_nor_what_follows(
     steps: int, told_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its position would be saved: whoever reads on would never hear of it."""
+    """Its position would be saved, and a reader that goes on from there would never see it."""
     monkeypatch.setattr(making, "_STEP_ROWS", steps)
     streams = open_streams(1)
     bad = mutation(0, 3, value=b"not compressed", datatype=Datatype.SNAPPY)
@@ -199,5 +199,5 @@ def test_a_portion_knows_what_the_application_has(taken: int) -> None:
         assert isinstance(event, Mutation | Rollback)
         seqnos[event.vbucket] = event.seqno
     assert {vb: vbucket.delivered.seqno for vb, vbucket in progress.items()} == seqnos
-    # the end of the first snapshot is a state to come back to as soon as the next one has begun
+    # the end of the first snapshot is a state to return to as soon as the next one has begun
     assert list(progress[0].points) == ([2] if taken >= 3 else [])

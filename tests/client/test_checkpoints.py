@@ -88,7 +88,7 @@ def test_a_file_that_is_no_state_is_refused_and_left_alone(text: bytes, tmp_path
 def test_positions_in_a_bucket_that_was_deleted_and_made_again(
     tmp_path: Path, connect: Callable[..., Any]
 ) -> None:
-    """They mean nothing in the new one: an error before anything is mixed."""
+    """They mean nothing in the new one: an error before anything is mixed up."""
     path = tmp_path / "state.json"
     for state in (path, FileState(path, bucket="default")):
         path.unlink(missing_ok=True)
@@ -106,7 +106,7 @@ def test_positions_in_a_bucket_that_was_deleted_and_made_again(
             with pytest.raises(UsageError, match=r"state\.json.*deleted and made again .*move it away"):
                 list(connect(node.url, state=state).changes(end="now"))
         assert path.read_bytes() == before
-    # what was saved before uuids were kept, or is none of a state file
+    # saved before uuids were kept, or not a state file's uuid at all
     path.write_bytes(before.replace(b'"bucket_uuid":', b'"older":'))
     with tailrace.testing.node(vbuckets=2) as node:
         node.set(b"k", 2)
@@ -179,7 +179,7 @@ def test_saved_state_wins_and_survives_a_rollback(connect: Callable[..., Any], t
 def test_where_now_was_is_saved_before_anything_comes(
     connect: Callable[..., Any], tmp_path: Path, *, autosave: bool
 ) -> None:
-    """A reader that starts now and is killed before a change has come goes on there, not at another now."""
+    """A reader that starts "now" and is killed before a change comes goes on there, not at a later "now"."""
     path = tmp_path / "state.json"
 
     async def wait_for_changes(url: str) -> None:
@@ -203,7 +203,7 @@ def test_where_now_was_is_saved_before_anything_comes(
 
 
 def test_a_start_is_saved_beside_what_is_saved(connect: Callable[..., Any]) -> None:
-    """A vbucket that starts now, later than others: their positions stay."""
+    """One vbucket starts "now", later than the others, whose positions stay."""
     with tailrace.testing.node(vbuckets=2) as node:
         node.set("k", 1, vbucket=0)
         state = MemoryState()
@@ -213,12 +213,12 @@ def test_a_start_is_saved_beside_what_is_saved(connect: Callable[..., Any]) -> N
         node.set("more", 3, vbucket=0)
         events = list(connect(node.url, state=state, autosave=False).changes(start="now", end="now"))
         assert [event.key for event in events if isinstance(event, Mutation)] == [b"more"]
-        # what nobody saved is not saved with the start
+        # what was not saved before is not saved with the start
         assert state.positions[0] == saved and state.positions[1].position.seqno == 1
 
 
 def test_who_is_cancelled_while_it_saves_waits_for_the_end_of_it() -> None:
-    """A reader that comes next would meet a save of the one before, which may be the older one."""
+    """The next reader would run into a save of the one before, and end with the older positions."""
     began, may_end = threading.Event(), threading.Event()
     place, saved = SavedPosition(Position.at(7, 3), None, (), 0, 0), list[Mapping[int, SavedPosition]]()
 

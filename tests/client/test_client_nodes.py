@@ -58,7 +58,7 @@ def test_nodes_that_have_left_are_forgotten(nodes: Nodes) -> None:
 
 
 def test_a_node_that_is_away_is_not_given_up_while_the_application_computes(nodes: Nodes) -> None:
-    """It may stop the event loop that would call the node again."""
+    """It may block the event loop that would dial the node again."""
     nodes.map = ClusterMap(1, 1, (OLD,), (0,))
     nodes.need([0])
     assert nodes.to_connect(0.0) == [OLD]

@@ -249,7 +249,7 @@ def test_flush_is_a_rollback_to_the_beginning(node: RunningNode, connect: Callab
 
 
 def test_an_application_that_is_behind_two_rollbacks(node: RunningNode, connect: Callable[..., Any]) -> None:
-    """What it has of a branch that it will hear to be gone is no place to return to, if its seqno fits."""
+    """A state on a branch that turns out to be gone is no place to return to, even if its seqno fits."""
     for number in range(30):
         node.set(b"key-%d" % number, 0, vbucket=1)
     branch = node.failover_log(1)[0][0]
@@ -280,7 +280,7 @@ def test_an_application_that_is_behind_two_rollbacks(node: RunningNode, connect:
 def test_the_end_is_taken_back_before_it_is_read(
     node: RunningNode, connect: Callable[..., Any], end: str
 ) -> None:
-    """The bucket never comes to the seqno that it had at the start; the reader is below the branch point."""
+    """The bucket never reaches the seqno that it had at the start; the reader is below the branch point."""
     for number in range(40):
         node.set(b"key-%d" % number, "x" * 400, vbucket=0)
         node.set(b"key-%d" % number, "x" * 400, vbucket=1)
@@ -289,7 +289,7 @@ def test_the_end_is_taken_back_before_it_is_read(
     start = {1: Position.at(node.failover_log(1)[0][0], 20)}
     changes = source.changes(start=start, end=wanted, vbuckets=[0, 1])
     application = Application().take([next(changes)])  # the window is full of vbucket 0
-    with KvClient(node.url) as client:  # the other one is asked for, too
+    with KvClient(node.url) as client:  # the other one is requested, too
         until(lambda: any(":stream_1_" in name for name in client.stats("dcp")), source)
     node.rewind(1, 30)
     application.take(changes)
@@ -344,7 +344,7 @@ def test_close_while_another_thread_waits(node: RunningNode) -> None:
 
 
 def test_a_source_is_opened_once(node: RunningNode) -> None:
-    """A second `with` took the first one's connections for its own, and waited for ever."""
+    """A second `with` would take the first one's connections for its own, and wait for ever."""
     write(node)
     with tailrace.connect_sync(node.url) as source:
         with pytest.raises(UsageError, match="open already"):
@@ -387,7 +387,7 @@ def test_purge_behind_the_reader(node: RunningNode, connect: Callable[..., Any])
 
 
 def test_start_now_and_a_rollback_behind_the_start(node: RunningNode, connect: Callable[..., Any]) -> None:
-    """Who started now holds nothing older: it neither starts over nor gets what was there before."""
+    """A reader that started "now" has nothing older: it neither starts over nor gets what came before."""
     write(node)
     source = connect(node.url)
     vbucket = node.vbucket_of(KEYS[0])
@@ -505,7 +505,7 @@ def test_rollback_mitigation_holds_back_what_can_be_lost(
 
 
 def test_a_question_when_the_connection_is_lost(node: RunningNode, connect: Callable[..., Any]) -> None:
-    """In the middle of what it brought it can't be answered, which is said in time; afterwards it can."""
+    """It can't be answered in the middle of what the connection brought: an error in time; later it can."""
     write(node)
     source = connect(node.url, retry_for_s=3)
     changes = source.changes()
@@ -520,7 +520,7 @@ def test_a_question_when_the_connection_is_lost(node: RunningNode, connect: Call
 
 
 def test_a_reading_that_is_over_asks_for_nothing(node: RunningNode, connect: Callable[..., Any]) -> None:
-    """Not for vbuckets that waited for another attempt, nor when somebody resumes them."""
+    """Not for vbuckets that waited for another attempt, nor when they are resumed."""
     write(node)
     source = connect(node.url)
     changes = source.changes()
@@ -548,7 +548,7 @@ def until(condition: Callable[..., Any], source: AsyncAsSync | Blocking) -> None
 def test_rollback_mitigation_and_an_end(
     node: RunningNode, connect: Callable[..., Any], columnar: bool
 ) -> None:
-    """All streams are at their ends, and the last portion still waits for the disk: that is no end yet."""
+    """All streams are at their ends, but the last portion still waits for the disk: that is not the end."""
     node.stop_persistence()
     write(node)
     source = connect(node.url, persisted_only=True)
@@ -674,8 +674,8 @@ def test_streams_end_with_a_reason(node: RunningNode, connect: Callable[..., Any
 
 
 def test_a_lost_node_costs_a_paused_application_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the lost connection had brought waits for the application. The limit on that connection's silence
-    was over by then, and was looked at without end: a core, for as long as the pause took.
+    """What the lost connection had brought waits for the application. That connection's limit on silence runs
+    out meanwhile, and must not be checked over and over, which would take a core while the pause lasts.
     """
     rings = 0
     ring = Source._ring

@@ -1,4 +1,4 @@
-"""`tailrace doctor`: whatever can be wrong is made wrong once, over real sockets, and has a way out."""
+"""`tailrace doctor`: whatever can be wrong is made wrong once, over real sockets; it says what to do."""
 
 from __future__ import annotations
 
@@ -132,14 +132,14 @@ def test_a_name_that_is_nobodys() -> None:
 
 
 def test_a_seed_whose_name_is_gone(node: RunningNode) -> None:
-    """As with one that does not answer: the others are enough to find the cluster."""
+    """As with a seed that does not answer: the others are enough to find the cluster."""
     findings = examine(f"couchbase://no-such-host.invalid:11210,127.0.0.1:{node.port}/default")
     assert wrong(findings) == [("names", WARNING)]
     assert "no-such-host.invalid has no address" in text_of(findings, "names")
 
 
 def test_seeds_are_found_in_five_seconds_also_if_no_name_server_answers() -> None:
-    """Both questions share the time; who did not answer the first is not asked the second."""
+    """Both questions share the time; a server that did not answer the first is not asked the second."""
     asked: list[float] = []
 
     class Slow(SystemClock):
@@ -200,7 +200,7 @@ def test_certificates(tmp_path: Path, node: RunningNode) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_certificate_for_another_host(tmp_path: Path, host: str) -> None:
-    """An address and a name that it does not have are two numbers of OpenSSL, and one mistake."""
+    """OpenSSL has different codes for a wrong address and a wrong name; the mistake is the same."""
     cert, key = make_certificate(tmp_path, "node", hosts="DNS:node1.example.com")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(cert, key)
@@ -226,7 +226,7 @@ def test_logins() -> None:
 
 
 def test_a_node_that_takes_no_more(capsys: pytest.CaptureFixture[str]) -> None:
-    """In the middle of it: that is a finding like others, and the report has its end."""
+    """This happens in the middle: it is a finding like others, and the report ends there."""
     with RunningNode(settings={"max_connections": 1}) as full:
         assert main(["doctor", full.url, "--json"]) == 1
     *_, last, counts = map(json.loads, capsys.readouterr().out.splitlines())
@@ -271,7 +271,7 @@ def test_a_vbucket_without_active_or_replica(fake: FakeServer) -> None:
 
 
 def test_the_map_and_the_node_disagree(node: RunningNode) -> None:
-    """As in the middle of a rebalance: the map names a node that is not the active any more."""
+    """As in the middle of a rebalance: the map names a node that is no longer the active."""
     node.set_vbucket_state(3, VBucketState.REPLICA)
     try:
         with FakeServer(lambda *_: None, vbuckets=16) as other:
@@ -285,7 +285,7 @@ def test_the_map_and_the_node_disagree(node: RunningNode) -> None:
 
 
 def test_nodes_that_are_down_or_elsewhere(fake: FakeServer) -> None:
-    """The map names a second node that nobody can reach by its inside address."""
+    """The map names a second node that can't be reached by its inside address."""
     config = json.loads(fake.config())
     config["vBucketServerMap"] |= {
         "serverList": [f"$HOST:{fake.port}", "127.0.0.1:1"],

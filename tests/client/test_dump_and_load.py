@@ -1,4 +1,4 @@
-"""What dump and tail --json write load makes again: each document byte for byte, in its collection."""
+"""Load recreates what dump and tail --json write: each document byte for byte, in its collection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tailrace.wire.fields import join_xattrs
 from tailrace.wire.kv import Set, SetWithMeta
 
 DOCUMENTS = {
-    # a key in three collections, text that is no JSON, a JSON string, numbers that a float has no room for
+    # a key in three collections, text that is not JSON, a JSON string, numbers that a float can't hold
     ("", "k"): b'{"price": 1.10, "big":12345678901234567890.12345678901234567890, "far":1e400, "n":[1, 2]}',
     ("shop.orders", "k"): b'"text"',
     ("shop.customers", "k"): b"text",

@@ -1,4 +1,4 @@
-"""A dump while the source takes changes back: what was lost is not in it. And a dump of much."""
+"""A dump while the source takes changes back: what was lost is not in it. And a large dump."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_without_a_rollback_the_newest_change_counts() -> None:
 
 @pytest.mark.parametrize("value_bytes", [1, 64_000, 1_000_000])
 def test_what_is_held_is_bounded_in_bytes(value_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much a vbucket has: in memory are the keys, and some of the values."""
+    """However much a vbucket has, only the keys and some of the values are in memory."""
     monkeypatch.setattr(export, "HELD_BYTES", 1 << 20)
     before, count = pa.total_allocated_bytes(), 80
     with KeptChanges() as kept:

@@ -1,4 +1,4 @@
-"""How a reading begins: what is asked for before what is answered, and what the application gets first."""
+"""How a reading begins: the order of its questions and requests, and what the application gets first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MANIFEST = (
 
 
 def test_streams_are_asked_for_before_the_names_are_known(connect: Callable[..., Any]) -> None:
-    """The answer to the question about names comes behind the first change, which waits for it."""
+    """The answer with the names comes after the first change, which waits for it."""
     questions: list[Frame] = []
 
     def stream(connection: Connection, request: DcpStreamRequest) -> None:
@@ -47,7 +47,7 @@ def test_streams_are_asked_for_before_the_names_are_known(connect: Callable[...,
 
 
 def test_a_connection_that_is_lost_before_it_has_told_the_names(connect: Callable[..., Any]) -> None:
-    """What it brought is read again, with the names, from its successor."""
+    """What it brought is read again over its successor, with the names."""
 
     def stream(connection: Connection, request: DcpStreamRequest) -> None:
         connection.send(accepted(request), marker(request, 1, 1), mutation(request, 1, key=b"\x09key"))
@@ -67,7 +67,7 @@ def test_a_connection_that_is_lost_before_it_has_told_the_names(connect: Callabl
 
 
 def test_it_says_that_it_waits_for_the_names() -> None:
-    """Not for the application, which can't have what came."""
+    """And not for the application, which can't be given what came."""
     questions: list[Frame] = []
 
     def stream(connection: Connection, request: DcpStreamRequest) -> None:
@@ -156,7 +156,7 @@ def test_the_first_streams_are_answered_before_the_others_are_asked_for() -> Non
 
 
 def test_it_sleeps_while_the_first_streams_are_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A vbucket whose pause was over had a timer that came again at once, until there was an answer."""
+    """The timer of a vbucket whose pause is over must not fire again and again until there is an answer."""
     turn, asked, late = Reading.turn, list[DcpStreamRequest](), list[bool]()
 
     def watched(reading: Reading, now: float) -> None:

@@ -1,9 +1,9 @@
 """What a client holds does not depend on how much it has read.
 
 What it holds at a moment is up to chance: how much of the window came while it was busy, and which of the
-pieces that it freed the allocators keep. What it lost for good it would hold in addition. The short run finds
-out if received bytes are kept, the long one a leak of ten bytes a change. The reader is a process of its own;
-the server is here, made of arrays, so that most of the time is the client's.
+pieces that it freed the allocators keep. A leak would come on top of that. The short run finds out if
+received bytes are kept, the long one finds a leak of ten bytes a change. The reader is a process of its own;
+the server is here, made of arrays, so most of the time is the client's.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Producer:
 
 
 def held_while_reading(how: str, snapshots: int, state: Path) -> np.ndarray:
-    """Bytes that a reader held, at equal distances on its way."""
+    """Bytes that a reader held, at equal intervals of its reading."""
     producer = Producer(snapshots)
     total = snapshots * SNAPSHOT * VBUCKETS
     with FakeServer(producer.on_stream, vbuckets=VBUCKETS) as server:

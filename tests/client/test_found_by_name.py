@@ -1,4 +1,4 @@
-"""Clusters behind names: SRV records, networks with addresses of their own, buckets that are made again."""
+"""Clusters behind names: SRV records, networks with their own addresses, buckets that are made again."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_cluster_that_moves_is_found_again(names: DnsServer) -> None:
 
 
 def cluster_config(**entries: Any) -> dict[str, Any]:
-    """Two nodes whose own addresses answer nobody, and which can be reached from outside."""
+    """Two nodes that don't answer at their own addresses, but can be reached from outside."""
     return {
         "rev": 1,
         "revEpoch": 1,
@@ -213,7 +213,7 @@ def test_a_node_that_is_not_on_the_network_is_named() -> None:
 
 
 def behind(node: RunningNode, tls_port: int | None = None) -> bytes:
-    """A map of a node whose own address answers nobody."""
+    """A map of a node that does not answer at its own address."""
     ports = {"kv": node.port, "mgmt": 8091} | ({} if tls_port is None else {"kvSSL": tls_port})
     entry = {
         "hostname": "127.0.0.2",
@@ -233,7 +233,7 @@ def behind(node: RunningNode, tls_port: int | None = None) -> bytes:
 
 
 def test_from_outside_with_tls_and_a_name(names: DnsServer, tmp_path: Path) -> None:
-    """Nobody listens at the node's own address; by the name its TLS port is found, and checked."""
+    """Nothing listens at the node's own address; its TLS port is found by the name, which is checked."""
     cert, key = make_certificate(tmp_path, "node")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(cert, key)
@@ -273,7 +273,7 @@ def test_a_bucket_that_was_made_again_is_an_error() -> None:
     )
     seed = Address("127.0.0.1", 1)
     assert nodes.apply(json.dumps(cluster_config()).encode(), seed)
-    assert not nodes.apply(json.dumps(cluster_config(uuid="bb")).encode(), seed)  # no newer map: it is late
+    assert not nodes.apply(json.dumps(cluster_config(uuid="bb")).encode(), seed)  # an old map that comes late
     assert nodes.apply(json.dumps(cluster_config(rev=2)).encode(), seed)
     with pytest.raises(
         RemoteProtocolError, match="'travel' was deleted and made again: its uuid is bb and was aa"

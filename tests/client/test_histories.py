@@ -1,8 +1,8 @@
-"""The whole promise, at random: whatever happens to a node, who follows the events has what the node has.
+"""The whole promise, at random: whatever happens to a node, an application that follows the events is equal.
 
 Writes, deletions, rewinds one after the other, kills that lose what was not on disk, restarts, purges,
 flushes, a bucket that is made anew and broken connections, in any order. The reader takes events or
-batches, at once or only what is on disk, pauses vbuckets, stops in the middle of things, forgets and resumes.
+batches, right away or only what is on disk, pauses vbuckets, stops in the middle, forgets and resumes.
 A seed replays a failure.
 """
 
@@ -91,7 +91,7 @@ class World:
         self.write()
 
     def make_anew(self) -> None:
-        self.forget()  # who stays connected to a bucket that is made anew gets an error
+        self.forget()  # a reader that stays connected to a bucket that is made anew gets an error
         port = self.node.port
         self.node.stop()
         self.node = new_node()
@@ -125,7 +125,7 @@ class World:
         )
 
     def read(self, **options: Any) -> Iterator[list[Any]]:
-        """Events, as many at a time as the application gets at once."""
+        """Events, in the pieces in which the application gets them."""
         if self.is_columnar:
             for batch in self.source.batches(**options):
                 yield list(events_of(batch))
@@ -213,7 +213,7 @@ def test_a_short_history(connect: Callable[..., Any], seed: int) -> None:
 def test_a_short_history_in_older_words(
     connect: Callable[..., Any], seed: int, dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # so little is held back of a snapshot that it breaks off in the middle now and then
+    # so little of a snapshot is held back that it breaks off in the middle now and then
     monkeypatch.setattr("tailrace.protocol.upr.translation.HELD_BYTES", 100)
     campaign(connect, seed, 60, dialect)
 

@@ -1,4 +1,4 @@
-"""Caches that answer with nonsense: every answer gives a typed error, and takes up bounded memory."""
+"""Caches that answer with nonsense: every answer ends in a typed error, and takes bounded memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def memcached_request(reader: asyncio.StreamReader) -> bytes:
 
 
 class FakeCache:
-    """Takes whatever comes and says what it was told to say, an answer a request; then it closes."""
+    """Takes whatever comes and sends the given answers, one per request; then it closes."""
 
     def __init__(self, kind: str, *answers: Callable[..., Any] | bytes) -> None:
         self.next_request = {"redis": redis_request, "memcached": memcached_request}[kind]
@@ -79,7 +79,7 @@ def meet(
     retry_for_s: float = 0.0,
     login: str = "",
 ) -> FakeCache:
-    """Remove a key at (or clear) a cache with these answers."""
+    """Remove a key from a cache with these answers, or clear it."""
 
     async def talk() -> FakeCache:
         async with FakeCache(kind, *answers) as fake:

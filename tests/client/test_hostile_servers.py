@@ -153,7 +153,7 @@ HOSTILE = {
 
 
 SOUND = {"falling seqno": 5, "repeated seqno": 5, "marker in the past": 9, "advance backwards": 5}
-"""Changes that go before what breaks the rules: they are delivered if they do not come in one go with it."""
+"""Changes that precede what breaks the rules: they are delivered unless they come in one go with it."""
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -277,7 +277,7 @@ def test_refusals_of_what_is_needed(
 
 
 def test_refusals_of_what_is_not_needed(connect: Callable[..., Any]) -> None:
-    """A server that knows none of the optional settings is as good as any."""
+    """A server that knows none of the optional settings will do."""
     needed = (b"enable_noop", b"connection_buffer_size")
 
     def control(_server: FakeServer, frame: Frame) -> bytes:
@@ -295,7 +295,7 @@ def test_refusals_of_what_is_not_needed(connect: Callable[..., Any]) -> None:
 def test_a_silent_server_is_given_up_after_two_intervals(connect: Callable[..., Any]) -> None:
     def stream(connection: FakeConnection, request: DcpStreamRequest) -> None:
         connection.send(accepted(request))
-        connection.server.answers = dict.fromkeys(range(256))  # not a word from now on, to nobody
+        connection.server.answers = dict.fromkeys(range(256))  # silence from now on, on all connections
 
     with FakeServer(stream) as server:
         source = connect(server.url, noop_interval_s=1, retry_for_s=3)
@@ -305,7 +305,7 @@ def test_a_silent_server_is_given_up_after_two_intervals(connect: Callable[..., 
 
 
 def test_a_server_that_says_nothing_after_the_handshake(connect: Callable[..., Any]) -> None:
-    """It can be connected to time and again, and still it is an error in the end."""
+    """Connecting succeeds again and again, and still it is an error in the end."""
     with FakeServer(lambda connection, request: None) as server:
         source = connect(server.url, noop_interval_s=1, retry_for_s=3)
         with pytest.raises(ConnectError, match="silent"):
@@ -358,7 +358,7 @@ def test_an_answer_that_the_application_has_not_taken_is_an_answer(
 def test_what_comes_while_the_application_is_busy_is_one_piece(
     connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many packets it takes, and without waiting any longer when the application asks."""
+    """However many packets it comes in; once the application asks, it does not wait for more."""
     monkeypatch.setattr("tailrace.client.connection._GATHER_S", 3600)
     sends = []
 
@@ -387,7 +387,7 @@ def test_what_comes_while_the_application_is_busy_is_one_piece(
 def test_nothing_is_overlooked_on_any_connection(
     connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """What waits for more on the first one is only a sign of life; a change waits on the second."""
+    """On the first one only a sign of life is gathered; on the second a change is."""
     monkeypatch.setattr("tailrace.client.connection._GATHER_S", 3600)
     streams = {}
 
@@ -421,7 +421,7 @@ async def until(condition: Callable[..., Any]) -> None:
 
 
 def test_what_has_come_counts_before_it_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that was held up reads, and rings, in one round: nobody was silent, we were deaf."""
+    """A loop that was held up handles data and timers in one round: the server was not silent."""
     asked = []
 
     async def read(server: FakeServer) -> None:
@@ -431,7 +431,7 @@ def test_what_has_come_counts_before_it_was_looked_at(monkeypatch: pytest.Monkey
             (link,) = (connection.link for connection in source._connections)
             await until(lambda: asked and not source._catalog.awaits_names_of(link))
             connection, request = asked[0]
-            # it is read and not looked at, when the time for both a sign of life and the answer is over
+            # it is received but not processed when the time for both a sign of life and the answer is over
             monkeypatch.setattr(Connection, "_watch", lambda _: None)
             monkeypatch.setattr(DcpReader, "is_awaited", False)
             packet = accepted(request) + marker(request, 1, 1) + mutation(request, 1)
@@ -464,7 +464,7 @@ class Full:
 
 
 def test_a_source_ends_after_a_server_that_left_before_it_had_heard_all() -> None:
-    """asyncio's transport can't be closed again when it was closed with something to send, and sent it."""
+    """asyncio's transport breaks if it was closed with data to send, has sent it, and is closed again."""
 
     async def read(server: FakeServer) -> None:
         async with tailrace.connect(server.url) as source:
@@ -516,7 +516,7 @@ def test_a_batch_ends_where_a_snapshot_does(connect: Callable[..., Any]) -> None
             [(a, 4), (b, 4), (a, 5)],
         ]
         assert [row for rows, _ in shown for row in rows] == [row for rows in expected for row in rows]
-        # it ends there whether or not it came in one go; where it did not, there are more ends
+        # it ends there whether or not it came in one go; if it did not, there are more ends
         counts = itertools.accumulate(len(rows) for rows, _ in shown)
         partial = {count: is_partial for count, (_, is_partial) in zip(counts, shown, strict=True)}
         ends = list(itertools.accumulate(map(len, expected)))
@@ -546,7 +546,7 @@ def test_a_snapshot_that_is_whole_is_saved_although_the_next_one_has_begun(
 def test_a_snapshot_that_is_cut_shorter_when_it_is_taken_up_again_is_whole_at_its_first_end(
     connect: Callable[..., Any], columnar: bool
 ) -> None:
-    """What is here of it was folded up to the end that was announced first."""
+    """The part that came was deduplicated up to the end that was announced first."""
 
     def stream(connection: FakeConnection, request: DcpStreamRequest) -> None:
         connection.send(accepted(request))
@@ -647,7 +647,7 @@ def test_a_stream_is_closed_while_its_end_is_on_its_way(
             assert time.monotonic() < deadline
         connection, request = requests[0]
         if not answer_first:
-            source.idle(0.1)  # it is gathered what has come
+            source.idle(0.1)  # what has come is gathered
             before = source.stats()["queued_bytes"]
             connection.send(DcpStreamEnd(opaque=request.opaque, vbucket=0, status=2).encode())
             while source.stats()["queued_bytes"] == before:
@@ -727,7 +727,7 @@ def test_a_vbucket_that_never_comes_is_an_error_with_its_reason(connect: Callabl
 
 
 def test_a_long_series_of_rollbacks_ends(connect: Callable[..., Any]) -> None:
-    """A server that always wants less: down to the beginning, told once, then on."""
+    """A server that always wants less: one rollback, to the beginning, is reported, and then it goes on."""
     asked = []
 
     def stream(connection: FakeConnection, request: DcpStreamRequest) -> None:
@@ -746,7 +746,7 @@ def test_a_long_series_of_rollbacks_ends(connect: Callable[..., Any]) -> None:
 
 
 def test_resume_asks_with_the_snapshot_that_was_left(connect: Callable[..., Any]) -> None:
-    """The collapsed form (s, s, s) is a bug: what deduplication folded away would be lost."""
+    """The collapsed form (s, s, s) would be a bug: what deduplication left out would be lost."""
     asked = []
 
     def stream(connection: FakeConnection, request: DcpStreamRequest) -> None:

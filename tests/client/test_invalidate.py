@@ -1,4 +1,4 @@
-"""Cache invalidation with a real Redis and a real memcached: in the end no cached value is an old one."""
+"""Cache invalidation with a real Redis and a real memcached: in the end no cached value is stale."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KEYS = [b"key-%d" % number for number in range(200)]
 
 
 class Peer:
-    """A cache of its own, and the plainest client for it."""
+    """A cache process, and the simplest client for it."""
 
     def __init__(self, kind: str, directory: Path, port: int) -> None:
         self.kind, self.directory, self.port = kind, directory, port
@@ -169,7 +169,7 @@ def test_nothing_old_is_left_after_load(node: RunningNode, cache: Peer, tmp_path
         loop.close()
     drain(node, cache, tmp_path)
     assert stale(node, cache) == []
-    # it does work: what nobody changed since stays
+    # the cache does work: what was not changed since stays
     fill(node, cache)
     assert drain(node, cache, tmp_path) == 0
     assert all(cache.get(key) == value_of(node, key) for key in KEYS)
@@ -196,7 +196,7 @@ def test_a_rollback_and_a_flush_invalidate(
     assert stale(node, cache, prefix.encode())
     drain(node, cache, tmp_path, prefix=prefix)
     assert stale(node, cache, prefix.encode()) == []
-    # Redis can tell what is ours
+    # Redis can select by prefix
     assert cache.get(b"other") == (b"1" if prefix and cache.kind == "redis" else None)
     fill(node, cache, prefix=prefix.encode())
     node.flush()
@@ -214,13 +214,13 @@ def test_a_dropped_collection_leaves_the_cache(node: RunningNode, cache: Peer, t
             cache.set(key, b"1")
         client.set_manifest(with_changes(client.manifest(), (), ["shop.carts"]))
     drain(node, cache, tmp_path, prefix="p:")
-    # nobody tells which keys the collection had
+    # nothing says which keys the collection had
     assert cache.get(b"p:c1") is None and cache.get(b"p:d1") is None
     assert cache.get(b"other") == (b"1" if cache.kind == "redis" else None)
 
 
 async def gone(cache: Peer, key: bytes) -> None:
-    while cache.get(key) is not None:  # noqa: ASYNC110 - the cache tells nobody
+    while cache.get(key) is not None:  # noqa: ASYNC110 - the cache sends no notice
         await asyncio.sleep(0.01)
 
 

@@ -1,4 +1,4 @@
-"""Public functions say what they take: to mypy, to `help`, and at run time in one line."""
+"""Public functions show what they take: to mypy, to `help`, and at run time in one line."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_mypy_sees_names_and_types(tmp_path: Path) -> None:
         "    mirror(spark, 'x', 't', onec=True)\n"
         "    mirror(spark, 'x', 't', trigger_s='5')\n"
     )
-    # with our settings, so that what `make lint` has found out about the package need not be found out again
+    # with our settings, to reuse mypy's cache of the package from `make lint`
     options = ["--config-file", "pyproject.toml", "--strict", "--no-error-summary"]
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *options, str(code)],

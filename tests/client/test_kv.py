@@ -41,7 +41,7 @@ def client(node: RunningNode) -> Iterator[KvClient]:
 
 
 def test_values_are_compressed_if_the_connection_string_says_so(node: RunningNode, client: KvClient) -> None:
-    """And come back as they were, also to who does not."""
+    """They come back as they were, also to a client that does not ask for it."""
     values = {"long": b'{"text":"' + b"a" * 1000 + b'"}', "short": b'{"n":1}', "random": bytes(range(256))}
     with KvClient(f"{node.url}?compression=true") as packing:
         for key, value in values.items():
@@ -122,7 +122,7 @@ def test_collections(node: RunningNode) -> None:
 
 
 def test_ids_of_collections_do_not_come_back() -> None:
-    """Whoever still knows the old one by its id would write into the new one."""
+    """A client that still has the old one's id would write into the new one."""
     default = {"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]}
     manifest = with_changes({"uid": "0", "scopes": [default]}, ["s.a", "s.b", "s.c", "t.d", "u.e"], [])
     ids = set(collection_ids(manifest).values()) - {0}

@@ -1,4 +1,4 @@
-"""What a server keeps in a bucket for itself comes only if somebody asks for it."""
+"""What a server keeps in a bucket for itself comes only if it is asked for."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def mirrored(node: Any, tables: Any, **options: str) -> None:
 
 
 def held(node: Any, path: Path) -> set[str]:
-    """The keys of a table, which is equal to the bucket for whoever compares them without any option."""
+    """The keys of a table; compared without any option, it is equal to the bucket."""
     table = open_table(path)
     verdict = verify_table(LocalJobs(), source_options(node.url), table)
     assert verdict.equal, verdict.differences

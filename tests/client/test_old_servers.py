@@ -1,5 +1,5 @@
-"""Our reader against servers that speak the older dialects with every message and form that the documents
-know, also those that our own node never sends: what the errata say to accept is accepted.
+"""Our reader against servers that speak the older dialects with every message and form in the documents, even
+those that our own node never sends: what the errata say to accept is accepted.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def old_server(answers: dict[int, Any]) -> FakeServer:
 
 
 def taken(source: Any, count: int, **options: Any) -> list[Any]:
-    """What comes from a source, or goes on coming, up to so many changes, flushes or ends."""
+    """What comes from a source, or comes next, up to so many changes, flushes or ends."""
     told = (Mutation, Deletion, Expiration, Flush, Rollback, StreamEnd)
     changes = source.changes(**options) if hasattr(source, "changes") else source
     return list(itertools.islice((event for event in changes if isinstance(event, told)), count))
@@ -128,7 +128,7 @@ CONVERSATION = [
     TapCheckpointEnd(checkpoint_id=4, tap_flags=ACK),
     TapVBucketSet(state=3, tap_flags=ACK),
     *(TapOpaqueMessage(code=code, tap_flags=ACK) for code in (3, 4, 5, 6, 7, 0xFFFF_FFFF)),
-    # a control code of another length is for somebody else
+    # a control code of another length is ignored
     bytes.fromhex("8044000008000000000000090000001500000000000000000001000100ff00000000"[:66]),
     TapNoop(),
     TapOpaqueMessage(code=8, tap_flags=ACK),
@@ -194,7 +194,7 @@ def test_tap_with_every_wish_of_the_reader(connect: Callable[..., Any]) -> None:
 def test_a_tap_dump_ends_when_the_server_closes(
     connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that says nothing of the backfill's end. Nobody has looked at what it sent when it closes."""
+    """A server that does not announce the backfill's end, and closes before what it sent is processed."""
     pushed = numbered([TapMutation(key=b"k", value=b"1", cas=1)])
     is_pushed: list[Frame] = []
 
@@ -261,7 +261,7 @@ CLOSES = object()
 
 
 def said(server: FakeServer, messages: list[Any]) -> bytes | None:
-    """Messages as bytes; a connection that is to be closed behind them is."""
+    """Messages as bytes; if the last one is `CLOSES`, the connection is closed."""
     data = b"".join(
         message if isinstance(message, bytes) else message.encode()
         for message in messages
@@ -425,8 +425,8 @@ def test_draft_b_with_everything_that_it_knows(connect: Callable[..., Any], roll
 
 @pytest.mark.parametrize("branch", [UUID, 0], ids=["a branch", "no branch"])
 def test_draft_a_in_the_forms_that_are_only_accepted(connect: Callable[..., Any], branch: int) -> None:
-    """A rollback whose seqno stands in the extras (A4), a log in an answer of type 1 (A7), without a branch
-    too (A8).
+    """A rollback with its seqno in the extras (A4), a log in an answer of type 1 (A7), also without a branch
+    (A8).
     """
     asked = []
 

@@ -41,7 +41,7 @@ def changes(request: Any, seqnos: list[int]) -> list[bytes]:
 
 
 def zero(request: Any) -> bytes:
-    """A change whose seqno is none; our own codec writes no such thing."""
+    """A change with seqno 0, which our own codec does not write."""
     (change,) = changes(request, [1])
     at = HEADER_SIZE + MUTATION.at("by_seqno")
     return change[:at] + bytes(8) + change[at + 8 :]
@@ -162,7 +162,7 @@ def test_not_with_rollback_mitigation() -> None:
 
 
 def test_our_node_sends_one_too(connect: Any, tmp_path: Path) -> None:
-    """From disk, in the order of keys; what is written meanwhile and after it comes in its own."""
+    """From disk, in the order of keys; what is written meanwhile and later comes in the order of seqnos."""
     with tailrace.testing.node(vbuckets=1, data=tmp_path, settings={"memory_quota": "1m"}) as node:
         for number in range(200):
             node.set(f"k{number * 7 % 200:03}", {"n": number})

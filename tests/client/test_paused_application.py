@@ -1,4 +1,4 @@
-"""An application that stops reading holds up the server, and not more than its window in memory."""
+"""An application that stops reading holds up the server, and has no more than its window in memory."""
 
 from __future__ import annotations
 

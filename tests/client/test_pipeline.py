@@ -46,7 +46,7 @@ class Peer:
 
 
 class World:
-    """Two nodes, who has which vbucket, and all documents."""
+    """Two nodes, the owner of each vbucket, and all documents."""
 
     def __init__(self, rng: random.Random, refuse: float, move: float, lose: float) -> None:
         self.rng = rng
@@ -133,7 +133,7 @@ def test_every_operation_is_done_in_the_order_of_its_key(
     assert world.documents == wanted
     assert sum(written.answered for written in finished) == len(operations)
     assert pipeline.taken == sum(written.taken for written in finished)
-    if not world.lost:  # an answer that is lost is got by doing it again, which may find it done
+    if not world.lost:  # an operation whose answer is lost is repeated, and may be found done
         assert pipeline.taken == world.done
         assert sum(written.needless for written in finished) == world.missed
 
@@ -337,7 +337,7 @@ def test_a_server_that_refuses_delays_and_reorders(seed: int) -> None:
 
 
 def test_questions_between_the_writes(seed: int = 5) -> None:
-    """Whoever makes the batches may ask the same server something while others are under way."""
+    """The maker of the batches may ask the same server something while others are under way."""
     unruly = Unruly(seed, refuse=0.3)
     with FakeServer(lambda *_: None, vbuckets=4) as server:
         server.answers[Op.SET] = unruly
@@ -360,7 +360,7 @@ def test_questions_between_the_writes(seed: int = 5) -> None:
 
 
 def test_answers_that_are_longer_than_requests_hold_nobody_up() -> None:
-    """A refusal may carry a cluster map: who only sends and does not read would wait for ever."""
+    """A refusal may carry a cluster map: a client that sent without reading would wait for ever."""
     config = b"x" * 20_000
     counts = {"refused": 0}
 

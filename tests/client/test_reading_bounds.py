@@ -1,4 +1,4 @@
-"""What a reading may be limited to: no vbucket at all is read at once, one that is not there is an error."""
+"""What a reading may be limited to: without vbuckets it ends at once, with an unknown one it is an error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def node() -> Iterator[RunningNode]:
 def test_a_reading_of_no_vbucket_is_done_at_once(
     node: RunningNode, connect: Callable[..., Any], bounds: dict[str, Any]
 ) -> None:
-    # it hung, for whoever took the high seqnos of an empty bucket as its end
+    # the high seqnos of an empty bucket as the end must not hang
     source = connect(node.url)
     assert list(source.changes(**bounds)) == []
     assert list(source.changes(end="now"))

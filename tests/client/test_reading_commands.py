@@ -117,7 +117,7 @@ def test_json_lines_have_the_promised_shape() -> None:
     objects = [json.loads(line) for line in written]
     assert objects[1]["key_base64"] == "/w==" and objects[1]["value_base64"] == "/wA="
     assert "key" not in objects[1] and objects[1]["xattrs"] == {"x": 1} and objects[1]["collection_id"] == 8
-    assert objects[2]["value"] == '{"a":\n NaN}'  # it says that it is JSON, and is not: text
+    assert objects[2]["value"] == '{"a":\n NaN}'  # declared as JSON, but not JSON: text
     assert objects[3]["value"] == [1, 2]
     assert "value" not in objects[4] and [line["op"] for line in objects[4:6]] == ["deletion", "expiration"]
     assert objects[6] == {
@@ -201,7 +201,7 @@ def test_tail_errors(node: RunningNode, capfdbinary: pytest.CaptureFixture[bytes
 
 
 def saved_changes(state: Path) -> int:
-    """Of how many changes a state file knows."""
+    """How many changes a state file covers."""
     return sum(saved.position.seqno for saved in FileState(state).load().values())
 
 
@@ -209,7 +209,7 @@ def saved_changes(state: Path) -> int:
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGKILL, -9)]
 )
 def test_a_stopped_tail_misses_nothing(node: RunningNode, tmp_path: Path, number: int, code: int) -> None:
-    """However it ends: what was written and what comes next are everything, and whole snapshots come once."""
+    """However it ends, its output and that of the next run have everything, and whole snapshots come once."""
     state, output = tmp_path / "state.json", tmp_path / "out.jsonl"
     for key in KEYS[:20]:
         node.set(key, 1)
@@ -268,7 +268,7 @@ class Replaying:
     """A recording on a port, in a thread."""
 
     def __init__(self, path: Path, *, exchanges: int | None = None) -> None:
-        """``exchanges``: it was stopped after so many for each vbucket."""
+        """``exchanges``: how many for each vbucket there were when it was stopped."""
         self._loop = asyncio.new_event_loop()
         recording = Recording(path)
         recording.exchanges = {vb: told[:exchanges] for vb, told in recording.exchanges.items()}
@@ -327,7 +327,7 @@ def test_a_recording_ends_with_a_full_disk(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is no lost connection, to be taken up again: it ends at once, and what could be recorded stays."""
+    """This is not a lost connection to be resumed: it ends immediately, and what could be recorded stays."""
     for key in KEYS:
         node.set(key.decode(), {"n": 1})
     append, left = DiskFile.append, 1000
@@ -353,7 +353,7 @@ def test_a_recording_ends_with_a_full_disk(
 def test_a_recorded_rollback_is_replayed(
     node: RunningNode, tmp_path: Path, connect: Callable[..., Any]
 ) -> None:
-    """A bug report holds the whole story: the same requests get the same answers."""
+    """A bug report has the whole story: the same requests get the same answers."""
     for key in KEYS:
         node.set(key, 1)
     state = tailrace.MemoryState()
@@ -378,7 +378,7 @@ def test_a_recorded_rollback_is_replayed(
 def record(
     connect: Callable[..., Any], url: str, path: Path, *, steps: list[Callable[[], None]]
 ) -> list[Any]:
-    """Record for ever: when what is there has come, one step after the other; then it ends as by Ctrl-C."""
+    """Record without an end: when everything has come, the next step runs; it ends as by Ctrl-C."""
     with path.open("wb") as sink:
         recorder = Recorder(sink)
         recorder.begin({"bucket": "default", "vbuckets": 4, "collections": True})
@@ -387,9 +387,7 @@ def record(
         with contextlib.closing(source.changes()) as changes:
             wanted = asking.high_seqnos()
 
-            def has_all() -> (
-                bool
-            ):  # of vbuckets that have nothing no event may tell that their stream is open
+            def has_all() -> bool:  # no event shows that the stream of an empty vbucket is open
                 places = source.positions()
                 return all(vb in places and places[vb].seqno == high for vb, high in wanted.items() if high)
 
@@ -405,7 +403,7 @@ def record(
 
 
 def documents(events: list[Any]) -> dict[bytes, bytes]:
-    """What somebody holds who does as told; a rollback to 0 takes everything of the vbucket."""
+    """What an application that follows the events holds; a rollback to 0 clears the vbucket."""
     held: dict[int, dict[bytes, bytes]] = {}
     for event in events:
         if isinstance(event, tailrace.Rollback):
@@ -432,7 +430,7 @@ def stirred(node: RunningNode, what: Callable[[], None], value: int) -> Callable
 def test_a_recording_without_an_end_is_replayed(
     node: RunningNode, tmp_path: Path, connect: Callable[..., Any]
 ) -> None:
-    """Ended by Ctrl-C: a reader that wants what is there comes to an end, and one that comes back goes on."""
+    """It was ended by Ctrl-C: a reader of what is there comes to an end, and one that comes back goes on."""
     for key in KEYS:
         node.set(key, 1)
     path, state = tmp_path / "stream.rec", tailrace.MemoryState()
@@ -453,7 +451,7 @@ def test_a_recording_without_an_end_is_replayed(
 def test_a_recording_with_a_lost_connection_is_replayed(
     node: RunningNode, tmp_path: Path, connect: Callable[..., Any]
 ) -> None:
-    """The recorded reader asked again on another connection; the one of the replay must not wait for ever."""
+    """The recorded reader asked again on another connection; that of the replay must not wait for ever."""
     for key in KEYS:
         node.set(key, 1)
     path = tmp_path / "stream.rec"
@@ -484,7 +482,7 @@ def test_a_replay_ends_where_the_recording_does(
 def test_a_replay_whose_last_branch_brought_nothing_ends(
     node: RunningNode, tmp_path: Path, connect: Callable[..., Any], seqno: int
 ) -> None:
-    """Rolled back, then silence, wherever the recording was stopped: nobody waits for what was given up."""
+    """Rolled back, then silence, wherever the recording was stopped: nothing waits for what was given up."""
     for key in KEYS:
         node.set(key, 1)
     path = tmp_path / "stream.rec"
@@ -506,7 +504,7 @@ def test_a_replay_whose_last_branch_brought_nothing_ends(
     assert (len(before), len(after)) == (len(KEYS), 4 * seqno)
     for exchanges, expected in (
         (1, before),  # the stream that the rewind ended
-        (2, before),  # the answer that sends back, which alone tells nothing of the new branch
+        (2, before),  # the answer that sends the reader back, which alone says nothing of the new branch
         (3, after),  # the stream on the new branch
     ):
         with Replaying(path, exchanges=exchanges) as url:
@@ -518,7 +516,7 @@ def test_a_replay_whose_last_branch_brought_nothing_ends(
 
 
 def held(events: list[Any]) -> dict[bytes, bytes]:
-    """What somebody holds who does as told."""
+    """What an application that follows the events holds."""
     state: dict[int, dict[bytes, tuple[int, bytes]]] = {}
     for event in events:
         mine = state.setdefault(event.vbucket, {})
@@ -530,7 +528,7 @@ def held(events: list[Any]) -> dict[bytes, bytes]:
 
 
 def test_a_replay_sends_noops(node: RunningNode, tmp_path: Path, connect: Callable[..., Any]) -> None:
-    """A reader that waits for more would take a silent connection for dead, and get everything again."""
+    """A reader that waits for more would think a silent connection dead, and get everything again."""
     node.set("k", 1)
     path = tmp_path / "stream.rec"
     record(connect, node.url, path, steps=[])

@@ -1,4 +1,4 @@
-"""Replication between real nodes: the replica's documents are equal to the last bit of their metadata."""
+"""Replication between real nodes: the documents are equal to the last bit of their metadata."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_target_that_gets_values_compressed(nodes: list[RunningNode]) -> None:
 
 
 def documents(node: RunningNode, *, deleted: bool = False) -> dict[tuple[str, bytes], Any]:
-    """All documents with all that they consist of, and if asked for the tombstones too."""
+    """All documents with everything that they consist of, and if asked, the tombstones too."""
     documents = {}
     with tailrace.connect_sync(node.url, include_xattrs=True) as source:
         names = {}
@@ -225,7 +225,7 @@ def test_a_rollback_leaves_collections_alone_that_only_the_target_has(
 
 
 def test_a_vbucket_of_any_size_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it is forced on the target; its values were in memory together."""
+    """All of it is forced on the target; its values must not be in memory together."""
     size, count = 1 << 20, 48
     held = []
     request = Replicator._request
@@ -253,7 +253,7 @@ def test_a_vbucket_of_any_size_is_compared(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_changes_that_are_taken_back_while_a_vbucket_is_compared() -> None:
-    """The documents below them are not sent again, and were taken for deleted at the source."""
+    """The documents below them are not sent again, and must not be taken for deleted at the source."""
     before, after = 0xAAAA, 0xBBBB
     has_failed_over = False
 
@@ -307,7 +307,7 @@ def with_the_highest_rev(client: KvClient, key: str) -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_document_that_counted_on_from_the_highest_rev(nodes: list[RunningNode], dialect: str) -> None:
-    """One client's document; a target that does not take its rev ended the replication of all others."""
+    """A target that does not take the rev of one document must not end the replication of all others."""
     source, target, _ = nodes
     with KvClient(source.url) as client:
         for key in ("poisoned", "gone"):
@@ -344,7 +344,7 @@ def test_collections_come_and_go(nodes: list[RunningNode]) -> None:
         assert documents(target) == documents(source)
         assert {path for path, _ in documents(target)} == {"shop.orders", "shop.carts", "_default._default"}
         with running(source, target):
-            client.set("d2", b"3")  # a collection that goes while nobody replicates would stay
+            client.set("d2", b"3")  # a collection dropped while no replication runs would stay
             wait_until_equal(source, target)
             client.set_manifest(with_changes(client.manifest(), ["shop.new"], ["shop.carts"]))
             client.set("o2", b"4", collection="shop.orders")
@@ -424,9 +424,9 @@ def test_a_ring_ends_equal_and_silent(nodes: list[RunningNode], dialect: str) ->
             stack.enter_context(running(source, target, dialect=dialect))
         for number, node in enumerate(nodes):
             write(node, 20 + number, 30)
-        for source, target in [*ring, *ring]:  # what came last may have gone half the round
+        for source, target in [*ring, *ring]:  # what came last may have gone only half way round
             wait_until_equal(source, target, deleted=True)
-    # Once more round the ring, and nobody has anything to add.
+    # Once more round the ring, and nothing is added.
     before = seqnos(nodes)
     for source, target in ring:
         replicate(source, target, dialect=dialect)

@@ -38,7 +38,7 @@ LOST, NEW = 0x1111, 0x2222
 
 
 def observed(frame: Frame, *, persisted: int) -> bytes:
-    """On the new branch it says how far the disk is; the lost one has ended at 0."""
+    """An answer about the new branch says what is on disk; the lost one has ended at 0."""
     asked = int.from_bytes(frame.value, "big")
     numbers = struct.pack(">HQQQ", frame.vbucket, NEW, persisted, 2)
     value = b"\0" + numbers if asked == NEW else b"\1" + numbers + struct.pack(">QQ", asked, 0)
@@ -158,7 +158,7 @@ def test_a_replica_that_has_not_persisted_holds_changes_back(connect: Any, pair:
 
 
 def test_what_is_held_when_a_reading_ends_is_acknowledged(pair: Pair) -> None:
-    """The connection is kept: bytes that nobody acknowledges would stay in its window for ever."""
+    """The connection is kept: unacknowledged bytes would stay in its window for ever."""
 
     async def read() -> tuple[int, int]:
         async with tailrace.connect(pair.active.url, persisted_only=True) as source:
@@ -179,7 +179,7 @@ def test_what_is_held_when_a_reading_ends_is_acknowledged(pair: Pair) -> None:
 
 
 def test_a_replica_on_another_branch_holds_changes_back(connect: Any, pair: Pair) -> None:
-    """It has not heard of the active's branch yet: what it has on disk may be another history."""
+    """It does not know the active's branch yet: what it has on disk may be another history."""
     answers = iter([Response(opcode=Op.OBSERVE_SEQNO, status=Status.KEY_ENOENT)] * 2)
 
     def answer(_: object, frame: Frame) -> bytes:
@@ -244,7 +244,7 @@ def test_an_ephemeral_bucket_has_nothing_on_disk(connect: Any, pair: Pair) -> No
         next(iter(connect(pair.active.url, persisted_only=True).changes()))
 
 
-# only what is concerned waits
+# only what depends on a disk waits
 
 
 def two_changes_of_each(connection: Any, request: Any) -> None:

@@ -1,4 +1,4 @@
-"""The roster of a reading says what looking at every vbucket would say."""
+"""The roster of a reading gives what looking at every vbucket would give."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_load_counts_what_the_node_took(small: RunningNode) -> None:
 
 
 def test_a_document_that_is_written_twice_ends_as_it_was_written_last(small: RunningNode) -> None:
-    """The first of the two may be refused while the second is taken: it must not come behind it."""
+    """The first of the two may be refused while the second is taken: it must not be done after it."""
     filler = "x" * SIZE
     lines = "".join(
         json.dumps({"key": f"k{number % 1000}", "value": {"n": number, "filler": filler}}) + "\n"

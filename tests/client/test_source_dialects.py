@@ -1,4 +1,4 @@
-"""The reader in the older dialects, against a real node: one body for both pumps, and for all that fits."""
+"""The reader in the older dialects, against a real node: the same tests for both pumps."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_every_dialect_tells_the_same(node: RunningNode, connect: Callable[..., 
 def test_more_vbuckets_than_are_asked_for_in_a_turn(
     connect: Callable[..., Any], dialect: str, end: str
 ) -> None:
-    """One request of TAP has to name them all: who asks for more later must connect again, for ever."""
+    """One request of TAP has to name them all: asking for more later means connecting again, for ever."""
     with tailrace.testing.node(vbuckets=2 * _REQUESTED_AT_ONCE) as node:
         write(node)
         source = connect(node.url, dialect=dialect)
@@ -195,7 +195,7 @@ def test_now_and_lost_connections(node: RunningNode, connect: Callable[..., Any]
     events += until(changes, is_mutation_of(b"last"))
     held = set(documents(events))
     if dialect == "tap":
-        # which has begun again: what was there before is told now, and nothing is missing in the end
+        # which has begun again: what was there before comes now, and nothing is missing in the end
         while set(documents(events)) < {*KEYS[:20], b"again", b"new-0", b"new-1", b"new-2", b"last"}:
             events.append(next(changes))
     else:
@@ -216,7 +216,7 @@ def test_a_flush_is_told(node: RunningNode, connect: Callable[..., Any], dialect
     after = more[-1]
     if dialect != "tap":
         assert (after.seqno, after.vb_uuid) == (1, node.failover_log(after.vbucket)[0][0])
-    # nothing of it is left for who comes with an older position
+    # nothing of it is left for a reader with an older position
     assert set(documents(source.changes(end="now"))) == {b"after"}
 
 
@@ -239,7 +239,7 @@ def test_a_flush_while_nobody_reads_is_a_rollback(
 def test_changes_after_a_flush_are_not_taken_for_those_of_a_later_branch(
     node: RunningNode, connect: Callable[..., Any], dialect: str
 ) -> None:
-    """A flush does not say which branch it began: by the time that somebody asks, there may be another."""
+    """A flush does not say which branch it began: by the time the reader asks, there may be another."""
     state = MemoryState()
     for number in range(3):
         node.set(b"before-%d" % number, number, vbucket=0)
@@ -423,7 +423,7 @@ def test_the_command_in_each_dialect(
 
 @pytest.mark.parametrize("dialect", ["dcp", *OLD])
 def test_the_command_looks_on(node: RunningNode, dialect: str) -> None:
-    """`tail --from now` as a program of its own, until it is ended: what is there is not told."""
+    """`tail --from now` as a program of its own, until it is ended: what is there already is not shown."""
     write(node, 9)
     command = [sys.executable, "-m", "tailrace", "tail", node.url, "--from", "now", "--dialect", dialect]
     with (
@@ -446,7 +446,7 @@ def test_the_command_with_a_tap_name(node: RunningNode, capfdbinary: pytest.Capt
 def test_a_server_that_is_not_read_is_not_called_silent(
     node: RunningNode, connect: Callable[..., Any], dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no window: while the application has enough, its answers to our questions lie unread."""
+    """There is no window: while the application has enough, the server's answers to us lie unread."""
     monkeypatch.setattr("tailrace.protocol.dcp.reader.SLACK_BYTES", 0)
     node.set_many({f"key-{number}": bytes(64 << 10) for number in range(200)})
     source = connect(node.url, dialect=dialect, flow_control_buffer=1 << 20, noop_interval_s=0.1)

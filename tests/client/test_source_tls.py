@@ -1,4 +1,4 @@
-"""The reader and the key-value client over TLS: whom they believe, and how they show who they are."""
+"""The reader and the key-value client over TLS: whom they trust, and how they identify themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""System events as servers send them now: FlatBuffers, with what was modified."""
+"""System events as servers send them now: FlatBuffers, including modifications."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def modifications(source: Any) -> list[tuple[Any, ...]]:
 
 
 def test_our_node_tells_what_is_modified(connect: Any) -> None:
-    """Over HTTP as by Couchbase; to who reads FlatBuffers, to replicas, and to nobody else."""
+    """Over HTTP as in Couchbase; to readers that take FlatBuffers, to replicas, and to no others."""
     settings = {"history_retention_bytes": "1g"}
     with (
         tailrace.testing.node(vbuckets=1, settings=settings) as node,
@@ -163,7 +163,7 @@ def test_who_reads_integers_is_told_nothing_of_it() -> None:
 
 
 def test_a_source_that_was_open_before_a_collection_began() -> None:
-    """A second reading that begins behind the collection's first event knows its name."""
+    """A second reading that begins after the collection's first event knows its name."""
     with tailrace.testing.node(vbuckets=2) as node, KvClient(parse(node.url)) as client:
         node.set("a", 1)
         with tailrace.connect_sync(node.url) as source:

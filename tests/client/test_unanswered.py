@@ -35,7 +35,7 @@ from tailrace.wire.header import Frame
 def test_the_bucket_has_another_number_of_vbuckets(
     connect: Callable[..., Any], count: int, push: bool
 ) -> None:
-    """It was made anew: what would be read on is another bucket, and not all of it."""
+    """It was made anew: going on would read another bucket, and not all of it."""
 
     def stream(connection: Connection, request: DcpStreamRequest) -> None:
         connection.send(accepted(request), marker(request, 1, 1), mutation(request, 1))
@@ -59,7 +59,7 @@ def test_the_bucket_has_another_number_of_vbuckets(
 @pytest.mark.parametrize("opcode", [Op.GET_ALL_VB_SEQNOS, Op.GET_FAILOVER_LOG])
 def test_a_connection_that_is_closed_over_a_question(connect: Callable[..., Any], opcode: int) -> None:
     def close(server: FakeServer, frame: Frame) -> None:
-        for connection in list(server.connections):  # on which of them it was asked, nobody says
+        for connection in list(server.connections):  # it is not known on which of them it was asked
             connection.close()
 
     with FakeServer(lambda *_: None) as server:
@@ -138,7 +138,7 @@ def test_a_failover_log_that_is_none(connect: Callable[..., Any], log: bytes) ->
 
 
 def test_every_node_is_asked_for_names() -> None:
-    """The manifest of one may be older than what another one streams."""
+    """The manifest of one may be older than what another streams."""
 
     class Link:
         def __init__(self) -> None:
@@ -168,7 +168,7 @@ def test_every_node_is_asked_for_names() -> None:
     three: Any = [*nodes, SimpleNamespace(link=third)]
     catalog.turn(three, 0.0)
     assert not is_ready(catalog), "its streams wait until it has said what they hold"
-    catalog.turn(nodes, 0.0)  # it is gone, and nobody waits for it
+    catalog.turn(nodes, 0.0)  # it is gone, and not waited for
     assert is_ready(catalog)
     catalog.renew()
     third.asked[0](manifest((10, "other")))  # an answer to an earlier reading
@@ -208,7 +208,7 @@ def test_names_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("opcode", [DcpOpcode.NOOP, 0x33])
 def test_a_server_that_asks_and_never_reads_the_answers(connect: Callable[..., Any], opcode: int) -> None:
-    """What it does not read lies with us, so there must be an end to it."""
+    """What it does not read piles up here, so that must be bounded."""
     sent = 0
 
     def stream(connection: Connection, request: DcpStreamRequest) -> None:
@@ -225,7 +225,7 @@ def test_a_server_that_asks_and_never_reads_the_answers(connect: Callable[..., A
 
 
 def _closes_after(*parts: Any) -> Callable[..., Any]:
-    """A stream that is accepted, and of which the connection is closed when these parts are sent."""
+    """A stream that is accepted, and whose connection is closed after these parts."""
 
     def stream(connection: Connection, request: DcpStreamRequest) -> None:
         connection.send(accepted(request), *(part(request) for part in parts))
@@ -247,7 +247,7 @@ def _ends_after(*parts: Any) -> Callable[..., Any]:
 def test_streams_that_begin_and_never_bring_anything(
     connect: Callable[..., Any], stream: Callable[..., Any], parts: tuple[()]
 ) -> None:
-    """That a server accepts a request time and again is no progress: patience ends as if it were away."""
+    """Accepting a request again and again is not progress: patience ends as if the server were away."""
     with FakeServer(stream(*parts)) as server, pytest.raises(ConnectError, match="vbucket 0 can't be read"):
         server.high_seqnos = {0: 9}
         for _ in connect(server.url, retry_for_s=0.5).changes():
@@ -285,11 +285,11 @@ def test_patience_begins_anew_with_a_stream_that_was_of_use() -> None:
     def fails(
         opened_at: int, lost_at: int, *, marker: bool = False, seqno: int | None = None
     ) -> float | None:
-        """A stream that is opened and lost; since when it is in trouble then."""
+        """Open and lose a stream; return since when it is in trouble then."""
         progress.make_ready()
         progress.requested(opened_at)
         progress.opened(progress.stream.position, opened_at)
-        assert progress.error_due(60) == math.inf  # as long as it is open
+        assert progress.error_due(60) == math.inf  # while it is open
         progress.is_owed |= marker
         if seqno is not None:
             progress.stream.position = Position.at(UUID, seqno)
@@ -326,7 +326,7 @@ def _held_back(released: threading.Event) -> Callable[..., Any]:
 def test_what_the_application_takes_does_not_count_as_the_servers_time(
     connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer may lie behind what the application has not taken: documents of 20 MiB took it a minute."""
+    """An answer may be behind what the application has not taken, such as documents of 20 MiB."""
     monkeypatch.setattr("tailrace.client.progress.ANSWER_S", 1.0)
     released = threading.Event()
     with FakeServer(_held_back(released), vbuckets=2) as server:
@@ -362,7 +362,7 @@ def test_a_stream_request_that_is_never_answered_is_noticed_beside_a_stream_that
 def test_a_question_waits_for_the_application_too(
     connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answer may lie behind what the application has not taken, or nobody looks at it meanwhile."""
+    """Its answer may be behind what the application has not taken, or nothing processes it meanwhile."""
     answered = threading.Event()
 
     def stream(connection: Connection, request: DcpStreamRequest) -> None:
@@ -391,7 +391,7 @@ def test_a_question_waits_for_the_application_too(
         source.stats()
         with monkeypatch.context() as impatient:
             impatient.setattr("tailrace.protocol.questions.ANSWER_S", 0.2)
-            if asked.wait(0.5):  # one pump hears of it at once, the other one when it is run again
+            if asked.wait(0.5):  # one pump notices immediately, the other one when it is run again
                 time.sleep(1.0)
         released.set()
         second = next(change for change in changes if isinstance(change, Mutation))

@@ -9,8 +9,8 @@ WINDOW = 4 << 10
 
 
 def test_a_reading_that_is_left_early_gives_its_bytes_back() -> None:
-    """What the application had in its hands when it left was never acknowledged: the window got smaller with
-    every reading, until the node had to wait for ever.
+    """If what the application was given last were not acknowledged, the window would get smaller with every
+    reading, until the node had to wait for ever.
     """
     with tailrace.testing.node(vbuckets=1) as node:
         for number in range(40):

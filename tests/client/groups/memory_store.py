@@ -1,4 +1,4 @@
-"""A group's store in memory, with a hand on what happens between a member's reading and writing."""
+"""A group's store in memory that controls what happens between a member's reading and writing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tailrace.errors import StoreError
 
 
 class MemoryGroupStore:
-    """``between`` is called while somebody is about to replace the record; answers get lost at random."""
+    """``between`` is called just before the record is replaced; answers get lost at random."""
 
     def __init__(self, rng: random.Random, *, lost: float = 0.0) -> None:
         self.version, self.record = 0, b""

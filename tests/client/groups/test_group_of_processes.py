@@ -37,7 +37,7 @@ class Tail:
             self.process = subprocess.Popen(command, stdout=file, stderr=errors)
 
     def changes(self) -> list[tuple[int, int, str]]:
-        """Vbucket, seqno and key of each; a line that was cut off does not count."""
+        """Vbucket, seqno and key of each change; a line that was cut off does not count."""
         lines = self.out.read_bytes().rpartition(b"\n")[0].splitlines()
         return [(row["vbucket"], row["seqno"], row["key"]) for row in map(json.loads, lines)]
 
@@ -100,7 +100,7 @@ def test_one_is_killed_and_one_sleeps(node: Any, tmp_path: Path) -> None:
         told = asleep.out.with_suffix(".err").read_text()
         assert told.startswith("tailrace: error: the group has given up this reader")
         until(lambda: seen(*tails) == written)
-        # what came twice was handed out by one of the two, and was not saved
+        # what came twice was handed out by one of these two, and not saved
         handed_out = set(first[killed]) | set(asleep.changes())
         twice = set(left.changes()) & handed_out
         assert all(seqno > saved.get(vbucket, 0) for vbucket, seqno, _ in twice)
@@ -142,7 +142,7 @@ def test_vbuckets_are_handed_over_at_snapshot_ends(
         assert first.assigned == set(range(VBUCKETS))
         with pytest.raises(UsageError, match="reads for ever"):
             next(second.changes(end="now"))
-        # the first one must be asked for something, so that it comes to hand over
+        # the first one hands over only when it is asked for more
         done = threading.Thread(target=read, args=(changes[0],))
         done.start()
         began = threading.Thread(target=read, args=(changes[1],))
@@ -164,7 +164,7 @@ def test_vbuckets_are_handed_over_at_snapshot_ends(
 
 
 def test_now_is_when_the_group_began(node: Any, tmp_path: Path) -> None:
-    """Not when the member began that took a vbucket over: what came between would be read by nobody."""
+    """Not when a member that took a vbucket over began: what came in between would never be read."""
     options: Any = {"group": "late", "group_store": tmp_path, "group_timeout_s": 2.0}
 
     def next_key(number: int) -> bytes:

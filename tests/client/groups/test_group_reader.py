@@ -69,7 +69,7 @@ def group_reader(**options: Any) -> GroupReader:
 
 
 def test_vbuckets_whose_release_was_not_answered_are_read_no_more(store: MemoryGroupStore) -> None:
-    """The release is done and its answer lost: whoever goes on has vbuckets that another one reads too."""
+    """The release is done but its answer lost: a member that went on would read what another reads too."""
 
     async def play() -> None:
         group, reading = group_reader(), PlayedReading()
@@ -101,8 +101,8 @@ def test_vbuckets_whose_release_was_not_answered_are_read_no_more(store: MemoryG
 
 
 def test_a_sign_of_life_under_way_does_not_outlive_the_member(store: MemoryGroupStore) -> None:
-    """Who leaves while the store is slow would join again behind its own back, and keep what it had from the
-    others until they give it up."""
+    """A member that leaves while the store is slow must not join again by a turn still under way: its
+    vbuckets would not be read until the others give it up."""
 
     async def play() -> None:
         group, reading = group_reader(timeout_s=0.04), PlayedReading()
@@ -127,7 +127,7 @@ def test_a_sign_of_life_under_way_does_not_outlive_the_member(store: MemoryGroup
 
 
 def test_starts_that_get_known_while_others_are_saved(store: MemoryGroupStore) -> None:
-    """What begins now is handed out only when the group knows where that was."""
+    """What begins "now" is handed out only when the group knows where that was."""
 
     async def play() -> None:
         group, reading = group_reader(), PlayedReading()
@@ -151,7 +151,7 @@ def test_starts_that_get_known_while_others_are_saved(store: MemoryGroupStore) -
 def test_who_joins_slowly_removes_nothing_of_who_joined_meanwhile(
     store: MemoryGroupStore, is_late: bool
 ) -> None:
-    """It has seen the record before the other one was there."""
+    """It has read the record from before the other one joined."""
     other, slow = other_member(store), GroupMember(store, bucket="b", vbucket_count=VBUCKETS, name="slow")
     listed = store.names
 
@@ -168,7 +168,9 @@ def test_who_joins_slowly_removes_nothing_of_who_joined_meanwhile(
 
 
 def test_each_member_is_given_up_by_its_own_time(store: MemoryGroupStore) -> None:
-    """It comes to doubt by that, so others with a shorter one must not take what it may still hand out."""
+    """Its own timeout says when it must doubt, so others with a shorter one must not take what it may still
+    hand out.
+    """
     clock = ManualClock()
     patient, hasty = (
         GroupMember(store, bucket="b", vbucket_count=VBUCKETS, name=name, timeout_s=timeout_s, clock=clock)

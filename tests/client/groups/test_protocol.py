@@ -1,5 +1,5 @@
-"""The protocol of a group, played with a clock that is turned by hand: nothing is lost, nothing comes twice
-but what was not saved, and who was given up can neither hand out nor save.
+"""The protocol of a group, played with a manual clock: nothing is lost, nothing comes twice unless it was not
+saved, and a member that was given up can neither hand out nor save.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class World:
         return GroupRecord.from_bytes(self.store.record).owners.get(vbucket)
 
     def interrupt(self) -> None:
-        """Somebody else comes between."""
+        """Another process comes between."""
         if len(self.busy) < 3 and self.rng.random() < 0.1:
             self.step()
 
@@ -151,7 +151,7 @@ class World:
             self.busy.discard(name)
 
     def end(self) -> None:
-        """Those who sleep stay so; the others come to terms."""
+        """Sleepers stay asleep; the others reach an agreement."""
         self.store.between, self.store._lost = lambda: None, 0.0
         now = self.clock.monotonic()
         left = [player for player in self.players.values() if player.sleeps_until <= now]
@@ -205,7 +205,7 @@ def test_a_slot_has_one_reader() -> None:
         first.save({1: SavedPosition(Position.at(1, 9))})
     assert again.load([1])[1].position.seqno == 7
     assert len(store.files) == 1
-    # another number of slots: what is not its share any more goes over
+    # another number of slots: what is no longer a member's share is handed over
     larger = [member(store, f"l{number}", clock, Slot(number, 4)) for number in range(4)]
     assert [sorted(newcomer.turn().owned) for newcomer in larger] == [[], [], [], []]
     again.leave()
@@ -216,7 +216,7 @@ def test_a_slot_has_one_reader() -> None:
 
 
 def test_a_save_whose_answer_was_lost_stands() -> None:
-    """The member is given up before it asks again: what it wrote is what the others go on from."""
+    """The member is given up before it asks again: the others go on from what it wrote."""
     store, clock = MemoryGroupStore(random.Random(1)), ManualClock()
     saver, other = member(store, "saver", clock), member(store, "other", clock)
     saver.turn()
@@ -254,7 +254,7 @@ def test_a_bucket_that_was_deleted_and_made_again() -> None:
             store, bucket="b", bucket_uuid=uuid, vbucket_count=8, name=name, timeout_s=30.0, clock=clock
         )
 
-    joining("old", "").turn()  # of a server that says none
+    joining("old", "").turn()  # of a server that gives none
     first = joining("one", "aa")
     first.turn()
     first.save({vbucket: SavedPosition(Position.at(1, 7)) for vbucket in range(8)})

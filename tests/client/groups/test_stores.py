@@ -37,7 +37,7 @@ def test_a_record_is_replaced_only_as_it_was_read(where: str) -> None:
     assert second.replace(1, b"two\nlines")
     for version in range(2, 20):
         assert first.replace(version, b"%d" % version)
-    # one that slept: the version after the one that it has read is long gone
+    # a writer that slept: the version after the one that it has read is long gone
     assert not second.replace(2, b"late")
     assert not second.replace(19, b"late")
     assert opened().read() == first.read() == (20, b"19")
@@ -101,7 +101,7 @@ def test_positions_that_are_damaged(tmp_path: Path) -> None:
 
 
 def test_a_redis_that_is_full_says_so(redis: str) -> None:
-    """A refusal is no lost answer: asking again and again brings nothing."""
+    """A refusal is not a lost answer: asking again does not help."""
     store = RedisGroupStore(redis, "full")
     assert store.replace(0, b"one")
     store._call([b"CONFIG", b"SET", b"maxmemory", b"1"])
