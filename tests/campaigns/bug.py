@@ -19,7 +19,7 @@ class Bug:
     about: str
     plant: Callable[[], AbstractContextManager[Any]]
     seed: int = 0
-    """The schedule that is tried first; it catches the bug as long as nothing changes in the campaign."""
+    """The schedule that is tried first; it catches the bug while nothing changes in the campaign."""
 
 
 @dataclass

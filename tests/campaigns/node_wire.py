@@ -1,8 +1,8 @@
-"""The node at its connections: commands, frames and clocks in any order, and an account of its own of what
+"""The node at its connections: commands, frames and clocks in any order, and an independent account of what
 may come.
 
-Everything is sent and read with `struct`; the node runs without sockets on a clock that is turned by hand, so
-that a seed plays the same everywhere.
+Everything is sent and read with `struct`; the node runs without sockets on a manual clock, so a seed plays
+the same everywhere.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Line:
 
 
 class NodeWorld:
-    """A node, those who talk to it, and what they know."""
+    """A node, its peers, and what they know."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -199,7 +199,7 @@ class NodeWorld:
             assert late <= line.interval_s + 0.01, f"no no-op for {late:g} s of {line.interval_s:g}"
 
     def garbage(self) -> None:
-        """A stranger sends something else; nobody but the stranger is the worse for it."""
+        """A stranger sends garbage; nobody else is affected."""
         line = Line(self, b"")
         self.faults += 1
         if self.rng.random() < 0.5:
@@ -217,7 +217,7 @@ class NodeWorld:
     # TAP
 
     def forward_tap(self) -> None:
-        """What comes by TAP goes on with one hop less, and with none left not at all."""
+        """What comes by TAP is passed on with one hop less, and not at all if none is left."""
         vbucket = self.rng.randrange(VBUCKETS)
         reader = Line(self, b"")
         reader.session.receive_data(tap_connect(b"hops", BACKFILL, FROM_NOW), self.bench.now)
@@ -267,7 +267,7 @@ class NodeWorld:
         return self.rng.choice(lines) if lines else None
 
     def finish(self) -> None:
-        """Whoever acknowledges everything ends with what the node has."""
+        """A reader that acknowledges everything ends with what the node has."""
         for line in self._open_lines():
             for _ in range(10_000):
                 acknowledged, line.outstanding = line.outstanding, 0
@@ -294,7 +294,7 @@ class NodeWorld:
 
 
 def _log_in(seed: int) -> None:
-    """A login with a false word about the channel, as somebody between two peers would send it."""
+    """A login with wrong channel binding, as from somebody between two peers."""
     rng = random.Random(seed)
     bench = Bench(users={"ada": _PASSWORD})
     session = bench.session()

@@ -1,8 +1,8 @@
 """The reader: a server that lies, a node that has accidents, and the rollback rule in a world that knows
 nothing of it.
 
-A server that lies tells a history, and somewhere in it something that can't be true. What was delivered must
-be the beginning of the history, and the lie an error.
+A server that lies sends a history with something in it that can't be true. What was delivered must be the
+beginning of the history, and the lie an error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tailrace.wire.header import Frame
 __all__ = ["BUGS", "play_reader"]
 
 CASES = 100
-"""Of the rollback rule, in a schedule."""
+"""How many cases of the rollback rule there are in a schedule."""
 HISTORY_STEPS = 60
 
 
@@ -71,7 +71,7 @@ class LyingServer:
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
         self._told: list[Told] = []
-        """What is true, in the order in which it is told, before the lie."""
+        """What is true, in the order in which it is sent, before the lie."""
         self._frames = 0
         self._high = self._rng.choice((0, 0, 5, 1 << 40, MAX_SEQNO - 200))
 
@@ -111,8 +111,8 @@ class LyingServer:
         return Tally(schedules=1, frames=self._frames, faults=int(lies))
 
     def _true(self, index: int, events: Iterable[Any]) -> list[Told]:
-        """What was delivered after `index` changes; it must be what was told there. Checked on arrival: a
-        reader that believes a lie would wait long for what was never told.
+        """What was delivered after `index` changes; it must be what was sent there. Checked on arrival: a
+        reader that believes a lie would wait long for what was never sent.
         """
         delivered = [told for event in events for told in _told_by(event)]
         assert delivered == self._told[index:][: len(delivered)], (
@@ -180,7 +180,7 @@ class LyingServer:
 
 
 def _with_opaque(frame: bytes, opaque: int) -> bytes:
-    """The story was made before anybody asked for it."""
+    """A frame with the request's opaque: the story was made before the request."""
     told = int.from_bytes(frame[12:16], "big") ^ opaque
     return frame[:12] + told.to_bytes(4, "big") + frame[16:]
 
@@ -226,7 +226,7 @@ def _smaller_for_smaller_or_equal() -> AbstractContextManager[Any]:
 
 
 def _a_rule_left_out() -> AbstractContextManager[Any]:
-    """That of the snapshot's end: only the seqno is looked at."""
+    """The rule of the snapshot's end is left out: only the seqno is looked at."""
 
     def rollback_seqno(request: Position, log: FailoverLog, **rest: Any) -> int | None:
         return original(Position.at(request.vb_uuid, request.seqno), log, **rest)

@@ -25,7 +25,7 @@ FAULT = re.compile(
     rf"{KILL.pattern}|^cut |is stopped|can't reach|s off$|is torn|^rewind of|coordinator is restarted"
 )
 REAL_FAULT = re.compile(r"^(kill|stop|nobody reaches|cut|rewind)")
-"""Of what a simulated cluster notes, most are writes, answers and published states."""
+"""These tell the faults from the other notes of a cluster, such as writes, answers and published states."""
 
 
 def play_node(seed: int, directory: Path) -> Tally:

@@ -4,7 +4,7 @@ Each campaign runs in a process of its own. First it shows that it can fail: eve
 and schedules are played until one of them finds it. Then schedules are played until time is up. A schedule
 that finds something wrong says how to play it again, and the campaign goes on.
 
-    python tests/campaigns/run.py --hours 2            all of them
+    python tests/campaigns/run.py --hours 2            all campaigns
     python tests/campaigns/run.py --only mirror --seed 7 --schedules 1     one schedule again
 """
 
@@ -37,9 +37,9 @@ CORES = 2
 STUCK_S = 1800.0
 """A schedule that takes longer never ends."""
 LAST_SCHEDULES = 300
-"""Of a bug that was not caught in its time."""
+"""How many more schedules a bug gets that was not caught in its time."""
 BUG_SHARE = 0.25
-"""Of the time, for bugs that are planted."""
+"""The share of the time for planted bugs."""
 
 
 # a campaign, in its process
@@ -70,7 +70,7 @@ def _catch(campaign: Campaign, bug: Bug, first: int, until: float) -> dict[str, 
         try:
             with bug.plant():
                 _play(campaign, seed)
-        except Exception as error:  # noqa: BLE001 - what is planted may itself be broken, which is told too
+        except Exception as error:  # noqa: BLE001 - what is planted may itself be broken, which is reported
             is_caught = isinstance(error, campaign.catches)
             text = str(error).splitlines()
             said = (text[0] if text else type(error).__name__)[:200]
@@ -95,8 +95,8 @@ def _while_there_is_time(first: int, until: float) -> Iterator[int]:
 
 
 def run_campaign(name: str, first: int, seconds: float, schedules: int | None, *, bugs: bool) -> int:
-    """Say as lines of JSON what happens; how many differences there were."""
-    sys.unraisablehook = lambda _: None  # files that a kill left open say so when they are collected
+    """Report what happens as lines of JSON; return how many differences there were."""
+    sys.unraisablehook = lambda _: None  # files that a kill left open warn when they are collected
     campaign = _campaign(name)
     began = time.monotonic()
     differences = 0
@@ -159,7 +159,7 @@ class Running:
         try:
             said = json.loads(line)
         except ValueError:
-            return  # a library's own word
+            return  # output of a library
         if not isinstance(said, dict):
             return
         if "tally" in said:
@@ -176,7 +176,7 @@ class Running:
             self.seed = said["seed"]
 
     def say_how_it_ended(self) -> None:
-        """Once, and at once: a campaign that is gone finds nothing for the rest of the night."""
+        """Report it once, immediately: a campaign that is gone finds nothing for the rest of the night."""
         self.listen()
         if not self.is_over:
             self.is_over = True
@@ -185,7 +185,7 @@ class Running:
             print(f"{self.name} ended with {self.process.returncode}: WRONG\n{said}", flush=True)
 
     def end(self) -> None:
-        """It, and whatever it started."""
+        """End the process, and whatever it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -198,7 +198,7 @@ def _bug_line(said: dict[str, Any]) -> str:
 
 
 def run_all(names: list[str], first: int, seconds: float, *, bugs: bool) -> int:
-    """The table at the end; whether something was wrong."""
+    """Run campaigns and print the table at the end; return whether something was wrong."""
     # the campaigns are in sessions of their own, and would outlive us
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     cores = sorted(os.sched_getaffinity(0))[:CORES]

@@ -32,7 +32,7 @@ ISSUE = (
     *("position ahead of its rows", "orphan taken for a file of the table"),
     "cleaning takes a file that is still named",
 )
-"""What was asked for, each of which some campaign must have."""
+"""The required bugs, each of which some campaign must have."""
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from spark.naive import Doc, _bytes
 
 
 def check_change_log(path: str, bucket: Mapping[tuple[int, bytes], Doc], *, purged: bool) -> int:
-    """Every change stands once, and those that are still true lead to what the bucket holds.
+    """Check that every change is there once, and those that are still true lead to what the bucket has.
 
-    A deletion that was ``purged`` before anybody read it is in no log: then documents may be left that the
-    bucket no longer has. The number of rows.
+    A deletion that was ``purged`` before it was read is in no log: then documents may be left that the bucket
+    no longer has. Returns the number of rows.
     """
     query = QueryBuilder().register("changes", DeltaTable(path)).execute("select * from changes")
     rows: list[dict[str, Any]] = pa.table(query.read_all()).to_pylist()

@@ -1,6 +1,6 @@
 """Executors that have accidents, in this process: tasks are repeated, run twice, and come back from the dead.
 
-Whatever they do, only what the driver was answered counts."""
+Whatever they do, only what they answer to the driver counts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tailrace.spark.rounds.jobs import OnDone, Work
 
 
 class Killed(BaseException):
-    """The process is gone at this place: nobody catches it, nothing is tidied up."""
+    """The process is gone at this place: nothing catches this, nothing is tidied up."""
 
 
 class ChaosJobs(LocalJobs):
     """Runs the tasks of a mirror one after the other, and answers in any order."""
 
     lost: ClassVar[list[Any]] = []
-    """Answers that nobody got, the last ones."""
+    """The last answers that were lost."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class ChaosJobs(LocalJobs):
             self.repeated += 1
             self.lost[:] = [answer]
             answer = super().attempt(work, piece)
-        elif chance < 0.2:  # nobody is interested in it any more, and it does not know
+        elif chance < 0.2:  # its result is no longer wanted, and it does not know
             super().attempt(work, piece)
         elif chance < 0.25:
             self._zombies.append((work, piece))

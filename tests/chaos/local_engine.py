@@ -1,5 +1,5 @@
-"""A script on an engine in this process: a kill is an exception that nobody catches, and the objects of
-that life are left where they are."""
+"""A script on an engine in this process: a kill is an exception that nothing catches, and the objects of that
+life are left as they are."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from tailrace.table.opening import TableOptions, open_table
 from tailrace.table.store import StoredFile, TableStore
 
 _PATIENCE_S = 20.0
-"""A life in which nothing happened for so long, by its own clock, never comes to its end."""
+"""A life in which nothing happened for this long, by its own clock, never ends."""
 
 _LIFE_S = 240.0
-"""Of the machine's time: no life of a few rounds takes so long, however busy the machine is."""
+"""In the machine's time: no life of a few rounds takes this long, however busy the machine is."""
 
 EAGER = CompactionPolicy(tier_files=3, least_rows=12)
 """Tables of a few rows are worth a compaction."""
@@ -57,11 +57,11 @@ STEP_TAKES_LONG = 0.6
 
 
 class Hours:
-    """The system's clock, to which hours can be added; files get older with it."""
+    """The system's clock, to which hours can be added; files age with it."""
 
     def __init__(self) -> None:
         self._added: list[tuple[int, int]] = [(0, 0)]
-        """Since when, of the system's time, and how much; in nanoseconds."""
+        """From which system time on how much is added; in nanoseconds."""
 
     def add(self, hours: float) -> None:
         if hours:
@@ -93,7 +93,7 @@ def files_age_with(clock: Hours) -> Iterator[None]:
 
 
 class Impatience(threading.Event):
-    """What a mirror waits with: its clock goes on at once, and the node's threads get a moment."""
+    """What a mirror waits with: its clock advances immediately, and the node's threads get a moment."""
 
     def __init__(self, clock: Hours) -> None:
         super().__init__()
@@ -105,8 +105,8 @@ class Impatience(threading.Event):
 
 
 class Sleeper:
-    """A life in a thread of its own, one of which runs at a time: it may stop at a place as a process does
-    whose machine is paused, and go on when the world has.
+    """A life in a thread of its own, one of which runs at a time: it may stop at a place, like a process on a
+    paused machine, and go on when the world has moved on.
     """
 
     _current = threading.local()
@@ -120,7 +120,7 @@ class Sleeper:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def run(self) -> bool:
-        """Begin; whether it has come to its end. It raises what the life did."""
+        """Begin; return whether it has ended. Raises what the life raised."""
         self._thread.start()
         return self._wait()
 
@@ -130,7 +130,7 @@ class Sleeper:
         self._wait()
 
     def end(self) -> None:
-        """It does not matter any more."""
+        """End it: it no longer matters."""
         self._live = _die
         self._turn.release()
         self._thread.join(10)
@@ -154,7 +154,7 @@ class Sleeper:
 
     @classmethod
     def fall_asleep(cls) -> None:
-        """Stop here, until somebody says go on."""
+        """Stop here until woken."""
         self: Sleeper = cls._current.sleeper
         self._has_slept = True
         self._back.release()
@@ -191,7 +191,7 @@ class Chaos:
         self.changes = str(directory / "changes") if self.rng.random() < 0.5 else None
         self._life_ends = 0.0
         self._asleep: list[Sleeper] = []
-        """Drivers that were taken for dead, and are not."""
+        """Drivers that were taken for dead, but are not."""
         self._is_damaged = False
         self._sources: list[BlockingSource] = []
 
@@ -234,7 +234,7 @@ class Chaos:
         self._compare()
 
     def _has_table(self) -> bool:
-        """Nobody can tidy up what is not there yet."""
+        """Whether there is a table to tidy up."""
         return any(Path(self.table, "_delta_log").glob("*.json"))
 
     def _compare(self) -> None:
@@ -252,7 +252,7 @@ class Chaos:
             check_change_log(self.changes, bucket, purged=purged)
 
     def _damage(self, life: Life) -> None:
-        """Rows are wrong as an earlier mirror with a bug left them, until a repair reads the bucket again."""
+        """Make rows wrong, as an earlier mirror with a bug would, until a repair reads the bucket again."""
         self._is_damaged = True
         table = open_table(self.table, TableOptions(clock=self.clock))
         for version in range(2):
@@ -302,9 +302,9 @@ class Chaos:
                 self._run_on(made)
         except Killed:
             pass
-        except (Fenced, TableChanged):  # whoever comes back finds the table another's, or far ahead
-            # ... and so may whoever has it, if the other one fell asleep before it claimed the first table:
-            # who starts takes over, however long the start took
+        except (Fenced, TableChanged):  # a mirror that comes back finds the table taken over, or far ahead
+            # ... and so may its owner, if the other one fell asleep before it claimed the first table: a
+            # starting mirror takes over, however long its start took
             if not Sleeper.is_risen() and self.woken == woken:
                 raise
         except (OSError, StorageError) as error:
@@ -312,7 +312,7 @@ class Chaos:
                 raise
 
     def _wake(self) -> None:
-        """Those that were taken for dead go on where they were: the table is another's by now."""
+        """Those that were taken for dead go on where they were: the table is no longer theirs."""
         asleep, self._asleep = self._asleep, []
         for sleeper in asleep:
             self.woken += 1
@@ -320,14 +320,14 @@ class Chaos:
             sleeper.wake()
 
     def _run_on(self, running: mirror.Mirror) -> None:
-        """Until the table has come to where the bucket is."""
+        """Run until the table has caught up with the bucket."""
         patience = self.clock.monotonic() + _PATIENCE_S
         was_risen = is_last = False
         while True:
             before = running.tables[0].version
             try:
                 running.turn()
-            except TableChanged:  # somebody tidied up: `Mirror.run` begins the round again, too
+            except TableChanged:  # the table was tidied up: `Mirror.run` begins the round again, too
                 continue
             has_slept = Sleeper.is_risen() and not was_risen  # for hours, perhaps
             if running.tables[0].version != before or has_slept:
@@ -338,7 +338,7 @@ class Chaos:
             if here == {vbucket: seqno for vbucket, seqno in self.world.seqnos().items() if seqno}:
                 if is_last:
                     return
-                # branches are asked for once a second, and another one may have come to the same seqnos
+                # branches are asked for once a second, and another one may have reached the same seqnos
                 running._lookout._state, is_last = None, True
                 continue
             is_last = False

@@ -89,7 +89,7 @@ def _position_before_the_commit() -> AbstractContextManager[Any]:
 
 def _partial_snapshot_published() -> AbstractContextManager[Any]:
     class Stopped:
-        """Pieces of streams, of which the second never comes."""
+        """Pieces of a stream, the second of which never comes."""
 
         def __init__(self, source: Any) -> None:
             self._source = source
@@ -121,7 +121,7 @@ def _retry_applied_twice() -> AbstractContextManager[Any]:
 
     def run(self: ChaosJobs, work: Any, pieces: Any, description: str, on_done: Any) -> list[Any]:
         answers = original(self, work, pieces, description, on_done)
-        if isinstance(work, task.RoundTask):  # one was slow, and there were two of it
+        if isinstance(work, task.RoundTask):  # one was slow, so it was run twice
             answers.append(original(self, work, pieces[:1], description, None)[0])
         return answers
 
@@ -132,7 +132,7 @@ def _named_by_the_seqno_alone() -> AbstractContextManager[Any]:
     original = ChangeSink._is_new
 
     def is_new(self: ChangeSink, rows: Any) -> Any:
-        """A change of whatever branch stands in the log as soon as one of its seqno does."""
+        """A change counts as logged as soon as one with its seqno is, whatever the branch."""
         new = original(self, rows)
         logged = scan(
             self.log.store,
@@ -190,7 +190,7 @@ def _lineage_ignores_resets() -> AbstractContextManager[Any]:
 
 
 def _masked_by_h1_alone() -> AbstractContextManager[Any]:
-    """With hashes that collide, which is right as long as both of them are looked at."""
+    """With hashes that collide, which is harmless while both of them are looked at."""
     original = KeyHash.hash
 
     def hash_of(self: KeyHash, keys: Any, vbuckets: Any) -> Any:
@@ -267,7 +267,7 @@ def _cleaning_takes_what_is_named() -> AbstractContextManager[Any]:
 
     def maintain(self: DeltaMirrorTable, **how: Any) -> Any:
         report = original(self, **how)
-        # whoever gets a vector is removed and added by the same commit, and only the first is seen
+        # a file that gets a vector is removed and added by the same commit, and only the first is seen
         self.store.delete([file.path for file in self.files() if file.vector is not None])
         return report
 

@@ -25,7 +25,7 @@ ALL_CRASH_POINTS = (*CRASH_POINTS, *TABLE_CRASH_POINTS)
 QUIET = ("writes", "writes", "burst", "expiry", "failover")
 """What happens all the time."""
 LOUD = (*["rewind"] * 6, "crash", "crash", "restart", "cut", "purge", "flush")
-"""What a mirror is afraid of."""
+"""What is dangerous for a mirror."""
 TORN = ("overwrites", "tear")
 """Before a life, and while it is inside the snapshot."""
 assert {*QUIET, *LOUD, *TORN} == set(ACCIDENTS)
@@ -33,7 +33,7 @@ assert {*QUIET, *LOUD, *TORN} == set(ACCIDENTS)
 TIDYING = ("optimize", "vacuum", "checkpoint")
 """What people do to a table between two lives of its mirror."""
 TIDYING_MEANWHILE = ("optimize", "checkpoint")
-"""And while it lives."""
+"""What people do to it while a mirror lives."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Life:
     """One start of the mirror, and how it ends."""
 
     once: bool
-    """It ends when it has what was there at its start; else it runs on until it has caught up."""
+    """It ends when it has what was there at its start; otherwise it runs on until it has caught up."""
     killed_at: str | None
     """A crash point; ``disk-full`` for an error instead of a kill; None for a peaceful end."""
     count: int
-    """At the how manieth time."""
+    """At the n-th time."""
     accidents: tuple[tuple[str, int, str], ...]
     """What happens to the node when the mirror comes to a crash point for the nth time."""
     options: dict[str, str] = field(default_factory=dict)
@@ -56,9 +56,9 @@ class Life:
     hours_before: float = 0.0
     """How much time has passed: retention takes what is too old."""
     comes_back: bool = False
-    """It is not killed but stands still, and goes on when another one has the table."""
+    """It is not killed but paused, and goes on when another one has the table."""
     damage: bool = False
-    """Before it, a mirror with a bug has left wrong rows, and they are repaired."""
+    """Before it, a mirror with a bug has left wrong rows, which are repaired."""
 
     def __str__(self) -> str:
         how = "stands still" if self.comes_back else "killed"
@@ -72,7 +72,7 @@ OFTEN = (
     *("mirror.after-commit", "mirror.after-plan", "mirror.in-read", "table.in-write"),
     *("mirror.before-compaction-commit", "table.after-compaction"),
 )
-"""Places to which nearly every life comes."""
+"""Places that nearly every life reaches."""
 
 
 def make_round(rng: random.Random) -> list[Life]:
@@ -82,7 +82,7 @@ def make_round(rng: random.Random) -> list[Life]:
 
 
 def make_life(rng: random.Random) -> Life:
-    """A life of the mirror with things to survive."""
+    """A life of the mirror with faults to survive."""
     before = [rng.choice(QUIET) for _ in range(rng.randint(0, 2))]
     if rng.random() < 0.6:
         before.insert(rng.randint(0, len(before)), rng.choice(LOUD))
@@ -129,7 +129,7 @@ def _tidying(rng: random.Random) -> str | None:
 
 
 def _options(rng: random.Random) -> dict[str, str]:
-    """Small rounds and a small window, so that snapshots are torn in many places."""
+    """Small rounds and a small window, so snapshots are torn in many places."""
     options = {"compression": rng.choice(("snappy", "off"))}
     if rng.random() < 0.4:
         return options | _TEARING

@@ -13,14 +13,14 @@ import pytest
 from chaos.local_engine import Chaos
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""Writers that a kill left behind say so when they are collected."""
+"""Writers that a kill left behind warn when they are collected."""
 
 SEED = os.environ.get("SEED")
 ROUNDS = int(os.environ.get("ROUNDS") or 12)
 
 
 def play(seed: int, rounds: int, directory: Path) -> int:
-    """One script; how often the mirror was started in it."""
+    """Play one script; return how often the mirror was started."""
     chaos = Chaos(seed, directory)
     try:
         chaos.run(rounds)

@@ -54,7 +54,7 @@ class Mirrors:
             assert not killed_at, "it did not come to that place"
 
     def write(self, what: str) -> None:
-        """Every document of both collections."""
+        """Write every document of both collections."""
         for number in range(40):
             self._client.set(f"k{number}", {what: number})
             self._client.set(f"k{number}", {what: -number}, collection=ORDERS)

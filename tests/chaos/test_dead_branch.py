@@ -1,4 +1,4 @@
-"""A schedule of its own for a bug that random ones seldom catch: rows that were given up come back."""
+"""A dedicated schedule for a bug that random ones seldom catch: rows that were given up come back."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SOURCE = {"bucket": "default", "scope": "_default", "collection": "_default"}
 def differences(directory: Path) -> int:
     """How many documents differ at the end.
 
-    A row is lost, and a repair reads the vbucket again. Then the bucket goes back to a seqno at which the
-    table stood before the repair only: on a branch that the bucket still knows, without that row.
+    A row is lost, and a repair reads the vbucket again. Then the bucket goes back to a seqno that the table
+    had only before the repair: on a branch that the bucket still knows, without that row.
     """
     with tailrace.testing.node(vbuckets=1) as node:
         options = {"connectionString": node.url, "bucket": "default", "retryFor": "60"}

@@ -46,14 +46,14 @@ IN_THE_DRIVER = (
     "mirror.before-cleaning",
 )
 PLACES = (*IN_TASKS, *IN_THE_DRIVER)
-"""To which every mirror comes; the engine in this process has the others too."""
+"""Places that every mirror reaches; the engine in this process has the others too."""
 assert {*PLACES} <= {*CRASH_POINTS, *TABLE_CRASH_POINTS}
 REPEATED = ("mirror.before-commit", "mirror.after-commit")
-"""A driver lives as long as its mirror; the others may never come to a place for a second time."""
+"""A driver lives as long as its mirror; other processes may never reach a place a second time."""
 _PATIENCE_S = 900.0
 _CODE_OF = dict.fromkeys(PLACES, -signal.SIGKILL) | {ANY_MOMENT: -signal.SIGKILL}
 _CODE_OF |= dict.fromkeys(IN_TASKS, 1)
-"""How the driver ends. In the last ones it is another process that is killed, and the driver says so."""
+"""The driver's exit code by place. For the last ones another process is killed, and the driver says so."""
 SEED, KILLS = os.environ.get("SEED"), os.environ.get("KILLS")
 _KILLS_OF_A_SCRIPT = 10
 campaign = pytest.mark.skipif(bool(SEED), reason="one script is played again")
@@ -72,7 +72,7 @@ class Kills:
         self._hung = False
 
     def kill(self, where: str) -> None:
-        """Accidents, and a life that ends there."""
+        """Accidents, and a life that ends at a place."""
         self._accidents()
         self.world.trace.append(f"-- killed at {where}")
         has_many_batches = max(self._max_rows) < 100
@@ -90,7 +90,7 @@ class Kills:
             check_version(self.world, self.table)
 
     def _life(self, where: str, count: int) -> tuple[int, str]:
-        """How the mirror ended, and what it said."""
+        """The exit code of a mirror, and its output."""
         said = ""
         moment = None
         with self._mirror("" if where == ANY_MOMENT else f"{where}:{count}") as child:
@@ -112,7 +112,7 @@ class Kills:
         return code, said
 
     def finish(self, *, on_spark: bool) -> None:
-        """A life in peace, and the comparison."""
+        """An undisturbed life, and the comparison."""
         self.world.trace.append("-- in peace")
         if on_spark:
             self._live_in_peace()
@@ -176,7 +176,7 @@ class Kills:
             raise NotEqual(f"the mirror did not end in {_PATIENCE_S:g} s")
 
     def _end_with(self, child: subprocess.Popen[str]) -> None:
-        """What a driver leaves behind goes with it, so that its output ends."""
+        """End what a driver leaves behind, so that its output ends."""
         try:
             child.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -185,7 +185,7 @@ class Kills:
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """It and whatever is in its session; its JVM has one of its own, and ends when the driver has."""
+    """End a process and its whole session; its JVM has its own, and ends after the driver."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 
@@ -198,7 +198,7 @@ def play(
     *,
     on_spark: bool = True,
 ) -> Counter[str]:
-    """One script; how many kills there were, by place. ``on_spark`` is also where the last life is."""
+    """Play one script; return the kills by place. With ``on_spark`` the last life is on Spark, too."""
     directory.mkdir(exist_ok=True)
     kills = Kills(seed, directory, max_rows)
     try:

@@ -1,4 +1,4 @@
-"""Options of mirrors in combinations that nobody thought of: each life of a mirror has others than the last.
+"""Options of mirrors in combinations that nobody thought of: each life of a mirror has other options.
 
 A bucket with three collections is written to, loses changes, drops a collection and forgets deletions,
 between the lives of its mirrors and while they run. Every life takes some of the tables, the change log or
@@ -55,7 +55,7 @@ REFUSED = re.compile(
     "is not typed|has a value column|for typed tables|other columns; with and without kept deletes"
     "|made without transaction records|there is no change log whose changes"
 )
-"""Combinations that are no use, each with what to do."""
+"""Combinations that are refused, each with what to do."""
 
 LACKS = "its columns are not what the document has"
 RARE = ("branch", "purge", "restart", "cut", "drop")
@@ -164,7 +164,7 @@ class Shop:
         return frozenset().union(*[self._stored(vbucket)[path] for vbucket in range(VBUCKETS)])
 
     def had(self, path: str, vbucket: int, seqno: int, rows: Documents) -> bool:
-        """Whether the bucket ever held exactly this there; nobody knows what it held behind a purge."""
+        """Whether the bucket ever held exactly this there; what it held below a purge is not known."""
         is_empty = not rows and (not seqno or (path == DROPPED and self.was_dropped))
         return is_empty or rows in self._known.get((path, vbucket, seqno), ())
 
@@ -213,7 +213,7 @@ class Life:
 
     tables: list[str]
     settings: dict[str, Any] = field(default_factory=dict)
-    """As `build_mirror` has them."""
+    """Arguments of `build_mirror`."""
 
     def __str__(self) -> str:
         return f"{self.tables} {self.settings}"
@@ -281,7 +281,7 @@ class Combinations:
         self._uris = {path: f"{place}/{path}" for path in COLLECTIONS}
         self._log = f"{place}/changes"
         self._kinds: dict[str, dict[str, Any]] = {}
-        """What was said of a table when it was made; later lives say the same, or are refused."""
+        """The options that a table was made with; later lives give the same, or are refused."""
         self._checked: Counter[str] = Counter()
         self._log_was_kept_short = False
         self._lacking: set[str] = set()
@@ -329,7 +329,7 @@ class Combinations:
             self._compare_log()
 
     def _fit(self, life: Life) -> None:
-        """Most lives say of the tables what the first one said."""
+        """Most lives give the tables the options that the first one gave."""
         settings = life.settings
         life.tables = [path for path in life.tables if self.shop.has(path)] or [DEFAULT]
         kinds = [self._kinds[path] for path in life.tables if path in self._kinds]
@@ -459,7 +459,7 @@ class Combinations:
         return by_vbucket
 
     def _compare_log(self) -> None:
-        """Every change stands once, and those that were not taken back lead to what the bucket holds."""
+        """Every change is there once, and those that were not taken back lead to what the bucket has."""
         table = DeltaTable(self._log, storage_options=self._storage or None)
         query = QueryBuilder().register("changes", table).execute("select * from changes")
         rows: list[dict[str, Any]] = pa.table(query.read_all()).to_pylist()
@@ -538,7 +538,7 @@ def test_lives_on_an_object_store(seed: int, bucket: tuple[str, dict[str, str]])
 
 @pytest.mark.long
 def test_lives_with_other_options_for_long(tmp_path: Path) -> None:
-    """``SEED=7`` plays one again, ``SEEDS=40`` so many from there."""
+    """``SEED=7`` plays one again, ``SEEDS=40`` that many from there."""
     first = int(os.environ.get("SEED", "1000"))
     met: Counter[str] = Counter()
     for seed in range(first, first + int(os.environ.get("SEEDS", "1" if "SEED" in os.environ else "60"))):

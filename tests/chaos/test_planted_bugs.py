@@ -13,13 +13,14 @@ from chaos.script import NotEqual
 from tailrace.errors import TailraceError
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""Writers that a kill left behind say so when they are collected."""
+"""Writers that a kill left behind warn when they are collected."""
 
 SCRIPTS = 100
 ROUNDS = 4
 RARE = ("a dead branch restored",)
-"""It takes several schedules, which ones depends on the machine: for make chaos. For make test there is
-one of its own, in `test_dead_branch`."""
+"""These take several schedules, and which ones depends on the machine, so they are left to make chaos. For
+make
+test there is a dedicated schedule in `test_dead_branch`."""
 
 
 @pytest.mark.timeout(600)

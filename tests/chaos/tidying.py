@@ -29,7 +29,7 @@ def tidy(table: str, how: str) -> None:
 
 
 def vacuum(table: str) -> None:
-    """Every file that the newest version does not name goes, as after delta-spark's VACUUM RETAIN 0 HOURS."""
+    """Remove every file that the newest version does not name, like delta-spark's VACUUM RETAIN 0 HOURS."""
     state = DeltaLog(TableStore(table)).load()
     assert state is not None
     named = {path for file in state.files.values() for path in (file.path, vector_path(file.vector))}

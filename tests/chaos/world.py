@@ -1,8 +1,8 @@
 """A node that is written to and has accidents, and an account of every state that its bucket ever had.
 
 All writes go through here, so it is known for every vbucket and seqno what the bucket held there, on
-whichever branch. A version of the mirror's table must be one of these states: that is more than to be equal
-in the end.
+whichever branch. Every version of the mirror's table must be one of these states, which is more than being
+equal in the end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tailrace.store.format import StoredDocument
 
 VBUCKETS = 4
 KEYS = 20
-"""A vbucket's; few, so that most writes overwrite and most deletes hit."""
+"""Keys of a vbucket: few, so most writes overwrite and most deletes hit."""
 
 State = frozenset[tuple[bytes, Doc]]
 
@@ -52,7 +52,7 @@ class World:
         ACCIDENTS[name](self)
 
     def write(self, count: int, vbuckets: list[int] | None = None) -> None:
-        """Writes, overwrites, deletes; a few with keys and values that are no text."""
+        """Writes, overwrites, deletes; a few with keys and values that are not text."""
         rng = self.rng
         for _ in range(count):
             vbucket = rng.choice(vbuckets or range(VBUCKETS))
@@ -81,7 +81,7 @@ class World:
         self.write(self.rng.randrange(30, 90), [self.rng.randrange(VBUCKETS)])
 
     def _overwrites(self) -> None:
-        """Every document of a vbucket twice: its snapshot leaves out the first of each."""
+        """Write every document of a vbucket twice: its snapshot leaves out the first version of each."""
         self._overwritten = self.rng.randrange(VBUCKETS)
         for number in [*range(KEYS), *range(KEYS)]:
             self._value += 1
@@ -90,8 +90,8 @@ class World:
             self._note(self._overwritten)
 
     def _tear(self) -> None:
-        """Some of these are lost: what they had overwritten is there again, with seqnos that a reader inside
-        the snapshot has passed.
+        """Lose some of these: what they had overwritten is there again, with seqnos that a reader inside the
+        snapshot has passed.
         """
         high = self.node.high_seqno(self._overwritten)
         with contextlib.suppress(RollbackImpossible):
@@ -99,7 +99,7 @@ class World:
         self._note(self._overwritten)
 
     def _expiry(self) -> None:
-        """Time passes; a document is found to have expired when somebody asks for it."""
+        """Time passes; a document is found to have expired when it is read."""
         self.clock.advance(20)
         for vbucket in range(VBUCKETS):
             for number in range(KEYS):
@@ -172,7 +172,7 @@ class World:
 
 
 def _documents(vbucket: Any) -> dict[bytes, Doc]:
-    """What a stream of the vbucket would say: who has expired, but was not found to be, is still there."""
+    """What a stream of the vbucket would send: documents not yet found to have expired are still there."""
     documents = {}
     for number in range(KEYS):
         for key in (b"key-%d" % number, b"\xfekey-%d" % number):

@@ -1,7 +1,7 @@
 """A cluster of real processes under faults: three nodes behind proxies, writers, a mirror and `tail`.
 
 A seed chooses the faults: a node is killed, stopped, cut off or held up by its proxy; vbuckets are rewound; a
-planned rebalance moves everything meanwhile. At the end all nodes come back, and whoever has read the bucket
+planned rebalance moves everything meanwhile. At the end all nodes come back, and every reader of the bucket
 must have what it has.
 """
 
@@ -34,7 +34,7 @@ _LOOK_S = 0.5
 
 
 class ProxiedMember(Member):
-    """A node that everybody but its coordinator reaches through a proxy."""
+    """A node that all but its coordinator reach through a proxy."""
 
     def __init__(self, name: str, directory: Path, proxies: Proxies, own_port: int) -> None:
         super().__init__(name, directory, "default")
@@ -176,7 +176,7 @@ class Campaign:
     # faults
 
     def run(self, seconds: float, look_after: Callable[[], None]) -> None:
-        """Faults, one after the other, for so long; ``look_after`` is called between them."""
+        """Faults, one after the other, for so many seconds; ``look_after`` is called between them."""
         faults: list[Callable[[], None]] = [
             self._kill,
             self._stop,

@@ -1,4 +1,4 @@
-"""Who follows a cluster of real processes: a mirror with its table in memory, and the Spark source's feed."""
+"""Followers of a cluster of real processes: a mirror with its table in memory, the Spark source's feed."""
 
 from __future__ import annotations
 

@@ -18,17 +18,17 @@ from tailrace.errors import TailraceError
 
 PATIENCE_S = 120.0
 RETRY_FOR_S = 600.0
-"""Whoever reads: on a busy machine a node may be down for long."""
+"""How long readers retry: on a busy machine a node may be down for long."""
 VBUCKETS = 8
 KEYS = [f"key-{number}" for number in range(40)]
 
 
 @contextmanager
 def kept_ports(count: int) -> Iterator[list[int]]:
-    """Ports in a row, which nobody else gets while a node is down that has to come back there.
+    """Consecutive ports, kept from others while a node is down that has to come back there.
 
-    They are bound, and nobody listens: Linux lets in who asks for one by its number, and gives it to nobody
-    who wants any free one.
+    They are bound, but nothing listens: Linux gives one to a process that asks for its number, but not to one
+    that asks for any free port.
     """
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -84,7 +84,7 @@ def until(check: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -
 
 
 def replicated(made: Coordinator) -> bool:
-    """Every copy has what its active has; who does not answer in time is asked again."""
+    """Whether every copy has what its active has; a node that does not answer in time is asked again."""
     try:
         reports = {name: member.report() for name, member in made.members.items() if member.is_running}
     except TailraceError:

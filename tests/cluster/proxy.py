@@ -45,7 +45,7 @@ class Proxy:
     def __init__(self, proxies: Proxies) -> None:
         self.port = 0
         self.target: int | None = None
-        """Nobody is there while this is None."""
+        """While this is None, connections are refused."""
         self._proxies = proxies
         self._flows: set[asyncio.Task[None]] = set()
 
@@ -107,7 +107,7 @@ class Proxy:
         self._proxies.run(self._cut())
 
     def hold(self, *, hold: bool) -> None:
-        """Nothing passes any more, and nothing is refused either; or everything goes on."""
+        """Let nothing pass, without refusing anything; or let everything go on."""
 
         async def act() -> None:
             (self._passes.clear if hold else self._passes.set)()

@@ -1,4 +1,4 @@
-"""Who writes to the simulated cluster, and what it was promised.
+"""The writer of the simulated cluster, and what it was promised.
 
 The client runs the product's own handshake and cluster map over simulated connections.
 """
@@ -37,11 +37,11 @@ class Ack:
     seqno: int = 0
     cas: int = 0
     number: int = 0
-    """Of the write."""
+    """The number of the write."""
     failures: set[str] = field(default_factory=set)
     """Nodes that were lost since it was answered."""
     is_void: bool = False
-    """Its answer may come late: what it says was true, and has been taken back since."""
+    """Its answer may come late: what that says was true, but has been taken back since."""
 
 
 class _Connection:
@@ -106,7 +106,7 @@ class _Connection:
 
 
 class Client:
-    """Writes, and tells who wants to know what was answered as done."""
+    """Writes, and reports what was answered as done."""
 
     PLACE = "client"
 
@@ -137,7 +137,7 @@ class Client:
             del self._connections[connection.port]
 
     def write(self, keys: list[bytes], level: DurabilityLevel | None = None) -> str:
-        """One write to one of the keys, sent or not; what it was."""
+        """Write to one of the keys, sent or not; return what the write was."""
         key = self.rng.choice(keys)
         vbucket = vbucket_of(key, self._vbuckets)
         owner = None if self._map is None else self._map.node_of(vbucket)
@@ -176,7 +176,7 @@ class Client:
         return f"write {self._number} of {key.decode()} to {self.name_of(port)}{durably}"
 
     def answered(self, wires: list[Wire]) -> list[Ack]:
-        """Writes whose answers are decided and have not come yet."""
+        """Writes whose answers are decided but have not come yet."""
         return [
             wire.end.operations[frame.opaque]
             for wire in wires
@@ -186,7 +186,7 @@ class Client:
         ]
 
     def connect(self) -> None:
-        """Call all nodes."""
+        """Connect to all nodes."""
         for port in self._ports.values():
             self._connection(port)
 

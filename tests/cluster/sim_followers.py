@@ -1,9 +1,9 @@
 """The product's mirror and its Spark source in the simulated cluster, with ``persisted_only``.
 
-What decides is the product's: which changes a round may read, what its tasks hold back and answer, what is
+All decisions are the product's: which changes a round may read, what its tasks hold back and answer, what is
 committed; how portions become deliveries, segments of the spool and offsets, and what is read again after a
-kill. Ours are the table's log (a list), Spark (a loop over micro-batches that keeps offsets as Spark does)
-and the sink.
+kill. Only the table's log (a list), Spark (a loop over micro-batches that keeps offsets as Spark does) and
+the sink are ours.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from tailrace.spark.source.stream import StreamReader
 
 
 class Follower:
-    """Somebody who hands on what a cluster's vbuckets have, and may be killed and started again."""
+    """Hands on what a cluster's vbuckets have, and may be killed and started again."""
 
     PLACE = "mirror"
-    """As the network has it: what happens to the mirror's connections happens to these."""
+    """Its place in the network: what happens to the mirror's connections happens to these."""
     NAME = "follower"
 
     def __init__(self, rng: random.Random, ports: dict[str, int], dial: Dial, clock: ManualClock) -> None:
@@ -72,10 +72,10 @@ class Follower:
         self._begin()
 
     def turn(self) -> None:
-        """Let it do what it can."""
+        """Let it do what it can do now."""
         try:
             self.process.turn()
-        except ConnectError as error:  # nobody could be reached: a real one ends, and is started again
+        except ConnectError as error:  # no node could be reached: a real one ends, and is started again
             self.said.append(str(error))
             self.restart()
 

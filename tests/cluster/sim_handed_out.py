@@ -9,10 +9,10 @@ from tailrace.model import MAX_U64
 
 
 class HandedOut:
-    """By vbucket, the newest change that somebody was given."""
+    """By vbucket, the newest change that was handed out."""
 
     def __init__(self, truth: Truth, who: str, rewound: AbstractSet[int]) -> None:
-        """``rewound``: vbuckets of which somebody forgot changes on purpose, on disk or not."""
+        """``rewound``: vbuckets that were made to forget changes, on disk or not."""
         self._truth = truth
         self._who = who
         self._rewound = rewound
@@ -20,7 +20,7 @@ class HandedOut:
         """Branch and seqno of a change."""
 
     def note(self, vbucket: int, vb_uuid: int, seqno: int) -> None:
-        """Everything up to here was handed out: what was before must be part of it, or of what follows."""
+        """Everything up to here was handed out; its history must have what was handed out before."""
         log = self._truth.lineage(vbucket, vb_uuid)
         if log is None:
             return

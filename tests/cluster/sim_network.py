@@ -1,7 +1,7 @@
 """The simulated network: connections as two queues of bytes, delivered in pieces of any size.
 
 Bytes of one connection stay in order, connections get ahead of each other, anything between two places can be
-held up (a partition) or cut. Whoever dials is an `End`; on the other side is a session of a node.
+held up (a partition) or cut. The side that dials is an `End`; on the other side is a session of a node.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class End(Protocol):
 
 HOST = "127.0.0.1"
 Dial = Callable[[str, int, End], bool]
-"""From a place to the node at a port; whether somebody answers."""
+"""From a place to the node at a port; returns whether a node answers."""
 
 
 class UpstreamEnd:
@@ -114,14 +114,14 @@ class Wire:
                 self.back += part
 
     def deliver(self, rng: random.Random | None, now: float) -> bool:
-        """Some bytes arrive on one side or both, or (without ``rng``) all; whether there were any."""
+        """Some bytes arrive on one side or both, or (without ``rng``) all; return whether there were any."""
         if rng is None:
             return self._deliver(_all, now)
         side = rng.random()
         return self._deliver(lambda queue: _some(queue, rng), now, there=side < 0.6, back=side > 0.4)
 
     def deliver_part(self, rng: random.Random, now: float) -> bool:
-        """A good part of what was sent back arrives, and not all: it tears apart what belongs together."""
+        """A good part of what was sent back arrives, but not all, which tears apart what belongs together."""
 
         def take(queue: bytearray) -> bytes:
             return _piece(queue, rng.randint(len(queue) // 4, 3 * len(queue) // 4))
@@ -129,8 +129,8 @@ class Wire:
         return self._deliver(take, now, there=False)
 
     def deliver_frames(self, now: float, *, unless_short: int = 0) -> bool:
-        """One frame arrives on each side (or all, if that is no more than so many bytes); whether there was
-        any. All that came before must have been whole frames.
+        """One frame arrives on each side (or all, if those have at most ``unless_short`` bytes); return
+        whether there was any. All that came before must have been whole frames.
         """
         return self._deliver(lambda queue: (_all if len(queue) <= unless_short else _first)(queue), now)
 
@@ -152,8 +152,8 @@ class Wire:
         return moved
 
     def on_its_way(self) -> bytes:
-        """What the session has said and its peer has not got yet; also what is decided, and keeps its place
-        behind an answer that is not.
+        """What the session has sent but its peer has not got yet, including answers that are decided but wait
+        behind one that is not.
         """
         self._collect()
         waiting = (
@@ -195,7 +195,7 @@ def _first(queue: bytearray) -> bytes:
 
 
 class Network:
-    """All connections, and who can't reach whom."""
+    """All connections, and which places can't reach each other."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -212,7 +212,7 @@ class Network:
 
     @property
     def frames(self) -> int:
-        """How many were sent on all connections that there ever were."""
+        """How many were sent on all connections so far."""
         return sum(count.frames for count in self._counts)
 
     def of(self, place: str) -> list[Wire]:

@@ -45,7 +45,7 @@ class NodeClock:
 
 
 class Machine:
-    """Where a node runs, or does not."""
+    """A machine on which a node runs, or does not."""
 
     def __init__(self, world: World, name: str, port: int, rng: random.Random) -> None:
         self.name, self.port = name, port
@@ -53,7 +53,7 @@ class Machine:
         self.disk = SimulatedDisk()
         self.node: Node | None = None
         self.is_stopped = False
-        """It exists and does nothing, as after SIGSTOP."""
+        """Whether it exists but does nothing, as after SIGSTOP."""
         self.jobs: deque[tuple[Job, Callable[[], None]]] = deque()
         self.lives = 0
         self._world = world
@@ -94,7 +94,7 @@ class Machine:
         return vbucket
 
     def work(self, count: int = 1_000) -> bool:
-        """Jobs in the background come to their end; whether there were any."""
+        """Finish background jobs; return whether there were any."""
         worked = False
         for _ in range(count):
             if not self.jobs or self.is_stopped:
@@ -116,7 +116,7 @@ class Machine:
             node.close()
 
     def crash(self, *, power: bool) -> None:
-        """A kill, or (``power``) the machine loses power. A job may have come as far as it likes."""
+        """A kill, or (``power``) the machine loses power. Jobs may have got to any point."""
         if self.jobs and self._rng.random() < 0.5:
             self.jobs[0][0].run()
         self.jobs.clear()

@@ -1,5 +1,5 @@
-"""What the simulated cluster has promised to its client: every write that was answered as done is there, as
-long as nothing happened that may take it back.
+"""What the simulated cluster has promised to its client: every write that was answered as done is there,
+unless something happened that may take it back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Promises:
         return ack
 
     def node_lost(self, name: str, *, only_memory: bool, vbuckets: set[int] | None = None) -> None:
-        """What may be gone with a node: what it alone answered for, and what two lost nodes did.
+        """Drop promises that may be lost with a node: what it alone, or two lost nodes together, answered
+        for.
 
         ``vbuckets``: those that others go on with.
         """
@@ -51,8 +52,8 @@ class Promises:
         self._acks = [ack for ack in self._acks if not ack.is_void]
 
     def rewound(self, vbucket: int, seqno: int, answered: list[Ack]) -> None:
-        """An operator has taken back what came after a seqno; also what had been ``answered`` by then, and
-        whose answers come late.
+        """An operator has taken back what came after a seqno, including ``answered`` writes whose answers
+        come late.
         """
         for ack in answered:
             ack.is_void |= ack.vbucket == vbucket
@@ -67,7 +68,7 @@ class Promises:
         return [*self._acks, *self._client.answered(self._network.wires)]
 
     def check(self, active: History) -> None:
-        """The active has everything that was promised of its vbucket."""
+        """Check that the active has everything that was promised of its vbucket."""
         for ack in self._acks:
             if ack.vbucket != active.id:
                 continue

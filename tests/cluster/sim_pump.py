@@ -2,7 +2,7 @@
 
 A thread of the product is a `Fiber` here: it runs alone, until it waits for something, and goes on when the
 simulation says that this is there. Its event loop has the simulation's time and network. Everything above
-that (`client.aio`, `client.blocking`, and whoever reads through them) is the product's own code.
+that (`client.aio`, `client.blocking`, and their users) is the product's own code.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Fiber:
 
     @staticmethod
     def current() -> Fiber:
-        """The one whose code this is."""
+        """The fiber that is running."""
         fiber = _here.fiber
         assert isinstance(fiber, Fiber)
         return fiber
@@ -69,7 +69,7 @@ class Fiber:
             self._others.release()
 
     def turn(self) -> bool:
-        """Let it go on if what it waits for is there; whether it did."""
+        """Let it go on if what it waits for is there; return whether it did."""
         if self._is_over or not self._ready():
             return False
         self._switch()
@@ -99,7 +99,7 @@ class Fiber:
 
 
 class _NoSelector:
-    """Nothing comes from the real world."""
+    """A selector to which nothing comes from the real world."""
 
     def select(self, timeout: float | None) -> list[object]:
         return []
@@ -135,7 +135,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return socket, protocol
 
     def run_ready(self) -> bool:
-        """Do all that is due; whether there was anything."""
+        """Do all that is due; return whether there was anything."""
         moved = False
         before = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
@@ -236,11 +236,11 @@ class Process:
         self._fibers: list[Fiber] = []
 
     def start(self, work: Callable[[], object]) -> None:
-        """A thread."""
+        """Start a thread of the process."""
         self._fibers.append(Fiber(self, work))
 
     def turn(self) -> None:
-        """Everything that can go on does."""
+        """Let everything go on that can."""
         moved = True
         while moved:
             moved = self.loop.run_ready()
@@ -253,7 +253,7 @@ class Process:
         Fiber.current().wait_until(lambda: self.now() >= due)
 
     def kill(self) -> None:
-        """It ends at once."""
+        """End it immediately."""
         self.is_killed = True
         for fiber in self._fibers:
             fiber.kill()
@@ -261,7 +261,7 @@ class Process:
             socket.closed = True
         for task in asyncio.all_tasks(self.loop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-            with contextlib.suppress(RuntimeError):  # nobody is there to wait for what it still wants to do
+            with contextlib.suppress(RuntimeError):  # nothing is left to wait for what it still wants to do
                 task.get_coro().close()
         self.loop.close()
 
@@ -298,7 +298,7 @@ class SimulatedSource(BlockingSource):
 
 @contextlib.contextmanager
 def simulated_sources(seed: int) -> Iterator[None]:
-    """Whoever connects while this lasts is in the simulation, and chance is the seed's."""
+    """Sources connected while this lasts are in the simulation, and chance is the seed's."""
     dice = random.Random(seed)
 
     def chance(own: int | None = None) -> random.Random:

@@ -1,4 +1,4 @@
-"""Who reads the simulated cluster: a model of a mirror, and somebody who reads any copy.
+"""The readers of the simulated cluster: a model of a mirror, and a reader of any copy.
 
 Both run the product's own reader and its whole resume policy (`client.resume`) over simulated connections.
 They are models in what they do with the changes: they keep them in a list per vbucket, publish a state only
@@ -144,7 +144,7 @@ class Mirror:
                 self.reading.finish(piece)
                 self._saved = self.reading.to_save()
         except ConnectError:
-            self.restart()  # nobody could be reached: a real one ends, and is started again
+            self.restart()  # no node could be reached: a real one ends, and is started again
 
     def _unreachable(self, address: Address, now: float) -> None:
         with contextlib.suppress(ConnectError):
@@ -208,7 +208,7 @@ class CautiousMirror(Mirror):
 
 
 class _OneNode(Nodes):
-    """Whatever the map says, one node is asked for everything."""
+    """Asks one node for everything, whatever the map says."""
 
     home: Address
 
@@ -225,7 +225,7 @@ class _OneNode(Nodes):
 
 
 class _AnyCopy(Reading):
-    """Vbuckets that are not active are good, too."""
+    """A reading that takes vbuckets that are not active, too."""
 
     def _request(self, progress: Progress, node: KnownNode) -> None:
         assert node.link is not None
@@ -247,7 +247,7 @@ class CopyReader(Mirror):
         self.nodes.home = self._rng.choice(self._where.addresses)
 
     def move(self) -> None:
-        """To some node; what it has of an unfinished snapshot, it keeps."""
+        """Move to some node; parts of an unfinished snapshot are kept."""
         for link in list(self._links):
             link.closed = True
             self.lose(link)

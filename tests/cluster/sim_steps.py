@@ -2,7 +2,7 @@
 
 Most of it is bytes that arrive, time that passes and writes. Faults fall where they hurt: `_tear` makes
 snapshots in which keys were overwritten, lets each reader of the active have another part of them, and then
-takes something away; `_provoke` goes for nodes that have just answered for a durable write.
+takes something away; `_provoke` attacks nodes that have just answered for a durable write.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Steps:
         }
 
     def begin(self) -> None:
-        """The cluster is whole. It won't be for long, and torn snapshots hurt it most before."""
+        """Tear snapshots while the cluster is still whole, when that hurts it most."""
         self._soon = [self._tear_gently, self._tear_gently, lambda: self._tear(lossy=True)]
 
     def step(self) -> None:
@@ -78,7 +78,7 @@ class Steps:
     # writers and readers
 
     def _write(self) -> None:
-        """Some writes in a row to the keys of one vbucket, so that they overwrite each other."""
+        """Some writes in a row to the keys of one vbucket, so they overwrite each other."""
         keys = _keys_of(vbucket_of(self.rng.choice(KEYS), VBUCKETS))
         for _ in range(self.rng.choice([1, 1, 2, 4, 6])):
             level = self.rng.choice([None, None, None, *DurabilityLevel])
@@ -100,9 +100,9 @@ class Steps:
     # snapshots that are torn apart
 
     def _tear(self, *, lossy: bool) -> None:
-        """All keys of a vbucket are written, then some of them once more, and each reader gets another part
-        of that: some have the first writes whole, others get both folded into one snapshot, and not all of
-        it. Then something is taken away from them: their active, or (not ``lossy``) less than that.
+        """Write all keys of a vbucket, then some of them once more, and give each reader another part of
+        that: some have the first writes whole, others get a part of both folded into one snapshot. Then take
+        something away from them: their active, or (not ``lossy``) less than that.
         """
         active = self._active()
         if active is None:
@@ -136,7 +136,7 @@ class Steps:
             self._lose(machine.name)
             world.fail_over(machine.name)
         elif is_sealed:
-            # a snapshot that was one is two now
+            # what was one snapshot is now two
             machine.bucket.store.forget_memory()  # type: ignore[attr-defined]
             for wire in wires:
                 wire.cut()
@@ -146,7 +146,7 @@ class Steps:
             self._move_reader()
 
     def _hurry(self, machine: Machine) -> None:
-        """A node writes to its disk and its followers hear everything, before any copy hears more."""
+        """A node writes to its disk and its followers get everything, before any copy gets more."""
         world = self.world
         machine.work(1_000)
         world.observe(machine.name)
@@ -159,8 +159,8 @@ class Steps:
                 follower.turn()
 
     def _creep(self, machine: Machine) -> None:
-        """Whoever was cut off from a node calls again. Its copies hear one message at a time, and who reads
-        them sees every state in between.
+        """Peers that were cut off from a node connect again. Its copies get one message at a time, and their
+        readers see every state in between.
         """
         world = self.world
         world.clock.advance(1.0)
@@ -179,7 +179,7 @@ class Steps:
         self._tear(lossy=False)
 
     def _catch_up(self, machine: Machine) -> None:
-        """Whoever talks to a node has said and heard everything."""
+        """Deliver everything between a node and its peers."""
         self.world.client.connect()
         for _ in range(_CATCH_UP_TURNS):
             wires = self._wires(machine, *self._places)
@@ -317,8 +317,8 @@ class Steps:
     # the coordinator
 
     def _provoke(self, ack: Ack) -> None:
-        """A durable write was answered: its active goes, perhaps after its copies came back from a crash. It
-        does so for certain if it looks as if the answer was not true.
+        """A durable write was answered: take its active away, perhaps after its copies came back from a
+        crash; always if it looks as if the answer was not true.
         """
         chain = self.world.coordinator.chains[ack.vbucket]
         if len(chain) < 2 or chain[0] != ack.by:

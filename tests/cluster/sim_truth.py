@@ -1,8 +1,8 @@
 """What was really written in the simulated cluster, and what a copy or a reader may therefore hold.
 
 A change becomes true on the node that serves its vbucket as active, and nowhere else: there it is noted under
-its name (vbucket, vb_uuid, seqno). Whatever anybody has later is held against these notes, so that a state
-which the bucket never had is seen where it first appears, whoever has made it up.
+its name (vbucket, vb_uuid, seqno). Whatever a copy or a reader has later is compared with these notes, so a
+state that the bucket never had is seen where it first appears, whatever made it up.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Truth:
         self._machines = machines
         self._changes: dict[tuple[int, int, int], bytes] = {}
         self._lineages: dict[tuple[int, int], FailoverLog] = {}
-        """By vbucket and branch the log with which somebody began it."""
+        """By vbucket and branch: the failover log with which the branch was begun."""
         self._marks: dict[tuple[str, int], _Mark] = {}
         """How each copy was when it was last looked at."""
 
     def digest(self, trace: list[str]) -> str:
-        """Of everything that happened: two runs of a seed have the same."""
+        """A digest of everything that happened: two runs of a seed have the same."""
         digest = sha256("\n".join(trace).encode())
         for name, frame in self._changes.items():
             digest.update(repr(name).encode() + frame)
         return digest.hexdigest()
 
     def forget(self, name: str | None = None) -> None:
-        """A node (or every one) has ended: what it has next time is all new to us."""
+        """A node (or every one) has ended: look at everything anew when it is back."""
         self._marks = {key: mark for key, mark in self._marks.items() if name is not None and key[0] != name}
 
     # what nodes have
@@ -78,8 +78,8 @@ class Truth:
         is_active = vbucket.state == VBucketState.ACTIVE
         if is_active:
             self._lineages.setdefault((number, vbucket.uuid), log)
-        # what has just ceased to serve may have done so right after a change, and a fenced node may find
-        # documents that have expired
+        # a copy that has just stopped serving may have had a last change, and a fenced node may find expired
+        # documents
         served = mark is not None and mark[3]
         may_be_new = served or is_active
         seen = mark[2] if mark is not None and mark[2] <= high else 0
@@ -95,7 +95,7 @@ class Truth:
         branch = vbucket.failover_log.branch_of(seqno)
         if frame is None or not branch:
             return
-        if frame[OPCODE_AT] == DcpOpcode.ABORT:  # when it was made is not told to others
+        if frame[OPCODE_AT] == DcpOpcode.ABORT:  # the time when it was made is not sent to others
             frame = aborted(vbucket.id, frame_key(frame), seqno, rev_of(frame), 0)
         name = vbucket.id, branch, seqno
         if may_be_new:
@@ -109,7 +109,7 @@ class Truth:
             )
 
     def check_one_active(self, number: int) -> None:
-        """At most one node serves a vbucket."""
+        """Check that at most one node serves a vbucket."""
         serving = [
             name
             for name, machine in self._machines.items()
@@ -128,7 +128,7 @@ class Truth:
         return self._lineages.get((number, vb_uuid))
 
     def newest_change(self, number: int, log: FailoverLog, seqno: int) -> tuple[int, int] | None:
-        """Branch and seqno of the last change up to a seqno of a lineage that readers see."""
+        """Branch and seqno of the last change, up to a seqno of a lineage, that readers see."""
         for at in range(seqno, 0, -1):
             branch = log.branch_of(at)
             frame = self._changes.get((number, branch, at))
@@ -152,7 +152,7 @@ class Truth:
     def check_state(self, what: str, number: int, vb_uuid: int, seqno: int, held: dict[bytes, bytes]) -> None:
         """A state must be one that the vbucket had at that place of its history: no part of a snapshot."""
         log = self._lineages.get((number, vb_uuid))
-        if log is None and seqno:  # a new copy has a branch of its own until it hears of its active's
+        if log is None and seqno:  # a new copy has a branch of its own until it gets its active's
             raise Wrong(f"{what} branch {vb_uuid:#x} of vbucket {number}, which nobody began")
         expected = {} if log is None else self.state(number, log, seqno)
         if held != expected:
@@ -164,7 +164,7 @@ class Truth:
 
 
 def documents(vbucket: History) -> dict[bytes, bytes]:
-    """The live documents of a copy, expired ones too: nobody has made an expiration of them yet."""
+    """The live documents of a copy, including expired ones for which there is no expiration yet."""
     state = {}
     for key in KEYS:
         frame = vbucket.get_any(b"\0" + key)  # type: ignore[attr-defined]

@@ -1,9 +1,9 @@
 """N nodes, their coordinator, a client and readers in one process: everything that there is.
 
 The nodes are the product's (`server.node`), with their stores on simulated disks; the coordinator is the
-product's, and its calls may fail; client and readers run the product's protocol and resume policy. Simulated
-are disks, network, time, and processes that end. What happens next is somebody else's choice: a seed's
-(`sim_steps`) or a test's.
+product's, and its calls may fail; client and readers run the product's protocol and resume policy. Disks,
+network, time and the end of processes are simulated. A seed (`sim_steps`) or a test chooses what happens
+next.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class World:
         mirror: type[Mirror] = Mirror,
         followers: Sequence[type[Follower]] = (),
     ) -> None:
-        """``replicas``: somebody else chooses what happens, and nothing goes wrong by itself."""
+        """``replicas``: a test chooses what happens, and nothing goes wrong by itself."""
         self.rng = random.Random(seed)
         self.clock = ManualClock()
         self.trace: list[str] = []
         self.network = Network(self.rng)
         self.may_roll_back = [False] * VBUCKETS
         self.rewound: set[int] = set()
-        """Vbuckets of which somebody forgot changes on purpose, on disk or not."""
+        """Vbuckets that were made to forget changes, on disk or not."""
         self.moves: Generator[str, None, None] | None = None
         """The rebalance that is under way."""
         self._is_quiet = True
@@ -144,7 +144,7 @@ class World:
         return not self._is_quiet and not self._is_calm and self.rng.random() < 0.01
 
     def meanwhile(self) -> None:
-        """While the coordinator waits for an answer, others go on."""
+        """Let others go on while the coordinator waits for an answer."""
         if not self._is_quiet and not self._is_calm and not self._in_call and self.rng.random() < 0.3:
             self._in_call = True
             for _ in range(self.rng.randint(1, 4)):
@@ -158,7 +158,7 @@ class World:
         self.trace.append(text)
 
     def digest(self) -> str:
-        """Of everything that happened: two runs of a seed have the same."""
+        """A digest of everything that happened: two runs of a seed have the same."""
         return self.truth.digest(self.trace)
 
     def _published(self, who: str) -> Callable[[int, int, int, dict[bytes, bytes]], None]:
@@ -225,8 +225,8 @@ class World:
         self.note(self.client.write(KEYS))
 
     def trickle(self, *, slowly: bool = True) -> None:
-        """A moment passes: one frame arrives on each connection (or several times everything, if not
-        ``slowly``), and each node does one piece of work.
+        """A moment passes: one frame arrives on each connection (or, if not ``slowly``, everything, several
+        times), and each node does one piece of work.
         """
         self.clock.advance(0.05)
         for _ in range(1 if slowly else 8):
@@ -249,7 +249,7 @@ class World:
         ]
 
     def lose(self, name: str, *, power: bool) -> None:
-        """A process ends at once: what only its memory had is gone."""
+        """A process ends abruptly: what only its memory had is gone."""
         machine = self.machines[name]
         if machine.node is None:
             return
@@ -285,7 +285,7 @@ class World:
                 self.promises.node_lost(name, only_memory=False, vbuckets=actives)
 
     def restart_cluster(self) -> None:
-        """The coordinator ends; its nodes stop cleanly, and another one takes up what it left."""
+        """The coordinator ends; its nodes stop cleanly, and another one continues with what it left."""
         self.note("the coordinator is restarted")
         self.moves = None
         for machine in self.machines.values():
@@ -322,7 +322,7 @@ class World:
     # quiet points
 
     def settle(self) -> None:
-        """No more faults: everybody comes back, and all becomes equal."""
+        """No more faults: all come back, and everything becomes equal."""
         self.note("quiet")
         self._is_quiet = True
         self.network.partitions.clear()
@@ -382,7 +382,7 @@ class World:
             if at != vbucket.high_seqno or published != documents(vbucket):
                 return False
             if isinstance(reader, Mirror) and reader.has_part(number):
-                return False  # of a snapshot that its node has lost, and that it has yet to be told of
+                return False  # it is of a snapshot that its node has lost, and it has yet to learn that
         return True
 
     def _check(self) -> None:

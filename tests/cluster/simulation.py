@@ -30,7 +30,7 @@ QUIET_EVERY = 80
 
 
 CAUTIOUS: Sequence[type[Follower]] = (TableMirror, StreamingQuery)
-"""Who reads with ``persisted_only`` beside the cautious reader."""
+"""What reads with ``persisted_only`` beside the cautious reader."""
 
 
 def run(
@@ -40,17 +40,17 @@ def run(
     mirror: type[Mirror] = Mirror,
     followers: Sequence[type[Follower]] = (),
 ) -> World:
-    """Play a seed. What goes wrong says how to play it again, and what happened."""
+    """Play a seed. A failure says how to play it again, and what happened."""
     with _rarely_collected(), simulated_sources(seed) if followers else nullcontext():
         world = _play(seed, steps, mirror, followers)
     if followers:
-        gc.collect()  # each process was an event loop with all that it held, in circles
+        gc.collect()  # each process was an event loop with all that it held, in reference cycles
     return world
 
 
 @contextmanager
 def _rarely_collected() -> Iterator[None]:
-    """A world is small and all of it lives to the end: looking for garbage in it is a tenth of the time."""
+    """Collect garbage rarely: a world is small and all of it lives to the end."""
     before = gc.get_threshold()
     gc.set_threshold(50_000, 20, 100)
     try:

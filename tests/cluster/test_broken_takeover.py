@@ -26,9 +26,9 @@ KEYS = [f"k{number}" for number in range(3)]
 
 
 class Line:
-    """Between the two nodes: breaks instead of passing on a message, the ``at``-th one ``to`` one of them.
+    """The line between the two nodes: breaks instead of passing on the ``at``-th message ``to`` one of them.
 
-    If it is ``late``, the source gets that message and sees the end when it is told to, the target at once.
+    If it is ``late``, the target sees the end immediately, the source that message and the end when told to.
     """
 
     def __init__(self, port: int, *, to: str, at: int, late: bool) -> None:
@@ -100,7 +100,7 @@ class Line:
 
 
 def receive(connection: socket.socket) -> bytes:
-    """A whole message; nothing when there are no more."""
+    """A whole message; empty when there are no more."""
     message = b""
     while len(message) < 24 or len(message) < 24 + int.from_bytes(message[8:12], "big"):
         wanted = (

@@ -24,7 +24,7 @@ SEED = os.environ.get("CAMPAIGN")
 SPARK_PATIENCE_S = 600.0
 SECONDS = float(os.environ.get("SECONDS") or 300.0)
 PROGRESS_S = 60.0
-"""In so long a campaign the mirror has to do something before the last fault, and not only afterwards."""
+"""In a campaign of this length the mirror has to do something before the last fault, not only afterwards."""
 
 
 class SparkMirror:
@@ -49,13 +49,13 @@ class SparkMirror:
             )
 
     def look_after(self) -> None:
-        """A mirror that has ended is started again, as by whoever runs one; but not whatever it ended for."""
+        """Start a mirror that has ended again, as its operator would; but not whatever it ended for."""
         if self._process.poll() is not None:
             assert PYTHON_WAS_TOO_SLOW in self._said.read_text().splitlines()[-1], "the mirror has ended"
             self._start()
 
     def is_equal(self) -> bool:
-        """By `tailrace verify`."""
+        """Whether table and bucket are equal by `tailrace verify`."""
         self.look_after()
         done = subprocess.run(
             [sys.executable, "-m", "tailrace", "verify", self._where, str(self._table)],
@@ -68,7 +68,7 @@ class SparkMirror:
         return done.returncode == 0
 
     def batches(self) -> int:
-        """How many it has applied, in all of its lives."""
+        """How many batches it has applied, in all of its lives."""
         return self._said.read_text().count('{"batch"')
 
     def story(self) -> str:
@@ -80,7 +80,7 @@ class SparkMirror:
 
 
 class Watch:
-    """Looks after a mirror between two faults, and counts what it does meanwhile."""
+    """Watches a mirror between two faults, and counts what it does meanwhile."""
 
     def __init__(self, mirror: SparkMirror) -> None:
         self._mirror = mirror

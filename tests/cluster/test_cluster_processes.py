@@ -121,7 +121,7 @@ def test_a_silent_node_is_failed_over_if_most_answer(tmp_path: Path) -> None:
         assert all(len(holders) == 1 for holders in actives(made).values())
         assert len(documents(url(made), KEYS)) == 40
 
-        # two are left: one of them is no majority
+        # two are left: one of them is not a majority
         pid = made.members["n2"].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
@@ -213,7 +213,7 @@ def test_the_command_line(tmp_path: Path, two_ports: int) -> None:
 
 @pytest.mark.parametrize("door", ['{"port":1,"token":"x"}', "[]", "{}", "no JSON", '{"port":-5,"token":""}'])
 def test_a_coordinator_that_was_killed(tmp_path: Path, door: str) -> None:
-    """What it left behind leads nowhere, or is damaged: one line says how to go on."""
+    """The door that it left behind leads nowhere, or is damaged: one line says what to do."""
     (tmp_path / DOOR_FILE).write_text(door)
     with pytest.raises(ConnectError, match=r"can't be reached .*'tailrace cluster start'"):
         call(tmp_path, "status")

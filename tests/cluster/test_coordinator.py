@@ -51,7 +51,7 @@ def test_a_copy_that_has_received_nothing_is_no_copy() -> None:
     world.fail_over(replica)
     steps = coordinator.rebalance()
     while third not in coordinator.chains[0]:
-        next(steps)  # it has the copy to be, and nothing of it yet
+        next(steps)  # it has the future copy, but nothing in it yet
     vbucket = world.machines[third].vbucket(0)
     assert vbucket is None or not vbucket.complete_seqno
     with pytest.raises(TailraceError, match="no other copy"):
@@ -94,7 +94,7 @@ def test_of_two_branches_the_newer_goes_on() -> None:
     machine = world.machines[active]
     high = machine.vbucket(0).high_seqno
     assert high > 2
-    world.machines[other].node.replication["default"].order({}, world.now)  # it hears no more
+    world.machines[other].node.replication["default"].order({}, world.now)  # it receives no more
     machine.bucket.store.rollback({0: high - 2}, branch=True)
     machine.bucket.vbucket_changed(0)
     world.may_roll_back[0] = True

@@ -20,7 +20,7 @@ from tailrace.wire.codes import VBucketState
 
 MOST_STEPS = 400
 STRIDE = 2
-"""Each test takes every so manieth step; together they take all."""
+"""Each test takes every n-th step; together they take all."""
 
 
 class Move:
@@ -102,7 +102,7 @@ def test_a_move_is_interrupted_at_every_step(victim: str, fails_over: bool, firs
 @pytest.mark.parametrize("first", range(STRIDE))
 @pytest.mark.parametrize("later", [0, 1, 4], ids=["both see it", "the source sees it later", "much later"])
 def test_the_connection_breaks_at_every_step(later: int, first: int) -> None:
-    """The source gets what the others had sent before it hears that they are gone, so many steps later."""
+    """The source gets what the others had sent before it learns, ``later`` steps on, that they are gone."""
     for at in range(first, steps_of_a_move(), STRIDE):
         move = Move()
         world = move.world
@@ -127,7 +127,7 @@ def test_the_connection_breaks_at_every_step(later: int, first: int) -> None:
 
 @contextmanager
 def ends_well(world: World) -> Iterator[None]:
-    """In the end each vbucket has one active, and all that was written is there; or the failure tells why."""
+    """In the end each vbucket has one active, and all that was written is there; a failure says why not."""
     try:
         yield
         world.settle()
@@ -139,7 +139,7 @@ def ends_well(world: World) -> Iterator[None]:
 
 
 def check_actives(world: World) -> None:
-    """Each vbucket has one."""
+    """Check that each vbucket has one active."""
     for number in range(len(world.coordinator.chains)):
         states = [machine.vbucket(number) for machine in world.machines.values()]
         assert [vbucket.state for vbucket in states if vbucket is not None].count(VBucketState.ACTIVE) == 1

@@ -1,5 +1,5 @@
-"""Three nodes of which one is gone and not failed over: whoever reads goes on with the vbuckets of the
-others, says whom it waits for, and goes on with all of them when the node, or another one, has them.
+"""Three nodes of which one is gone but not failed over: readers go on with the vbuckets of the others, say
+which node they wait for, and go on with all vbuckets when that node, or another one, has them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Three nodes whose replicas stand still: who reads with ``persisted_only`` waits, says why, and goes on.
+"""Three nodes whose replicas stand still: readers with ``persisted_only`` wait, say why, and go on.
 
-What is not on the disks of all copies can be taken back by a failover, and here it is.
+What is not on the disks of all copies can be taken back by a failover, and is taken back here.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tailrace.errors import TailraceError
 
 
 class _Unmoved(Coordinator):
-    """A rebalance of it takes for ever."""
+    """A coordinator whose rebalance takes for ever."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -36,7 +36,7 @@ class _Unmoved(Coordinator):
 
 @pytest.fixture
 def signals() -> Iterator[None]:
-    """Those that the service takes for itself."""
+    """Restore the signals that the service handles."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in before.items():

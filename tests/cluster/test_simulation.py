@@ -27,7 +27,7 @@ SEED = os.environ.get("SIMULATE")
 SEEDS = 80
 """For `make test`; `make soak` plays the next ten thousand."""
 MOST_SEEDS = 200
-"""For a bug that its own seed does not catch any more."""
+"""For a bug that its own seed no longer catches."""
 CAUTIOUS_SEEDS = 30
 MANY_SEEDS = 10_000
 BATCH = 10

@@ -90,7 +90,7 @@ class Writer(threading.Thread):
 
 
 class Reader(threading.Thread):
-    """Does what the events tell it."""
+    """Follows the events."""
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
@@ -194,7 +194,7 @@ def test_documents_keep_their_metadata(nodes: list[RunningNode], dialect: str) -
         client.delete(KEYS[0])
         before = {key: (client.get(key), client.get_meta(key)) for key in KEYS}
     if dialect == "tap":
-        del before[KEYS[0]]  # of a tombstone TAP does not tell when it was made
+        del before[KEYS[0]]  # TAP does not say when a tombstone was made
     move(source, target, range(VBUCKETS), dialect=dialect)
     target.restart()
     with KvClient(target.url) as client:
@@ -203,7 +203,7 @@ def test_documents_keep_their_metadata(nodes: list[RunningNode], dialect: str) -
 
 
 def break_off(monkeypatch: pytest.MonkeyPatch, *, when: str) -> None:
-    """The line breaks once, before or after the target has heard that it is active."""
+    """The line breaks once, before or after the target has learnt that it is active."""
     real, broken = takeover._carry, []
 
     def carry(source: socket.socket, target: socket.socket) -> None:
@@ -251,7 +251,7 @@ def test_a_takeover_by_tap_that_breaks_is_undone(
 def test_a_source_that_sees_late_that_a_takeover_by_tap_broke(
     nodes: list[RunningNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits for its disk to give the vbucket up, and does so when the target has long let go."""
+    """It waits for its disk before it gives the vbucket up, long after the target has released it."""
     source, target = nodes
     move(source, target, [])
     server, disk = source._server, threading.Event()
@@ -305,7 +305,7 @@ def test_a_source_that_sees_late_that_a_takeover_by_tap_broke(
 def test_a_node_that_dies_in_the_middle(
     nodes: list[RunningNode], monkeypatch: pytest.MonkeyPatch, dialect: str, victim: str, turns: int
 ) -> None:
-    """The command says so; when the node is back the same command brings it to its end. Nothing is lost."""
+    """The command says so; when the node is back, the same command finishes it. Nothing is lost."""
     source, target = nodes
     for number in range(300):
         source.set(f"k{number}", "x" * 200, vbucket=MOVING[number % 3])
@@ -342,7 +342,7 @@ def test_what_somebody_else_left_half_done_is_finished(nodes: list[RunningNode])
     source, target = nodes
     source.set("k", 1, vbucket=3)
     move(source, target, [])
-    source.set_vbucket_state(3, VBucketState.DEAD)  # given up, and nobody was told that he is active
+    source.set_vbucket_state(3, VBucketState.DEAD)  # given up, and no other node knows that it is active
     target.set_vbucket_state(3, VBucketState.PENDING)
     assert move(source, target, [3], dialect="tap").vbuckets == [3]
     assert states(source)[3] == "dead" and states(target)[3] == "active"
@@ -355,7 +355,7 @@ def test_a_takeover_by_dcp_whose_command_was_killed(nodes: list[RunningNode]) ->
     for number in (2, 3):
         source.set("k", 1, vbucket=number)
     move(source, target, [])
-    target.replicate([3], source, takeover=True)  # ordered, and then there is nobody to look what came of it
+    target.replicate([3], source, takeover=True)  # ordered, and then nothing follows what becomes of it
     wait_until(lambda: states(target)[3] == "active")
     assert move(source, target, [2, 3]).vbuckets == [2]
     with KvClient(source.url) as client:
@@ -517,7 +517,7 @@ def test_they_move_by_tls(
     assert main(["takeover", *urls[1:], "--vbucket", "2-3", *options]) == 0
     assert states(target)[:4] == ["active", "active", "dead", "dead"]
     assert states(third)[2:4] == ["active", "active"]
-    # all of them were told, and say where the others can be reached: with TLS and without
+    # all of them have the map, and say where the others can be reached: with TLS and without
     tls = tailrace.TlsOptions(ca_file=pki[0])
     for url in urls:
         with KvClient(url, tls=tls) as client:
@@ -620,7 +620,7 @@ def test_orders_by_tls_that_make_no_sense(nodes: list[RunningNode], tls: Any) ->
 
 
 class Waiting:
-    """A host whose vbuckets can't be rewritten at once."""
+    """A host whose vbuckets can't be rewritten immediately."""
 
     peer = "test"
     features = frozenset()
@@ -664,7 +664,7 @@ def frame_of(data: bytes) -> Frame:
 
 @pytest.mark.parametrize("goes", [True, False])
 def test_a_state_that_waits_is_not_set_when_the_connection_is_gone(goes: bool) -> None:
-    """Who gave the takeover up may have made the vbucket active elsewhere."""
+    """The command that gave the takeover up may have made the vbucket active elsewhere."""
     by_tap, by_dcp = Waiting(), Waiting()
     tap = TapReplica(by_tap, lambda: None, 0.0)  # type: ignore[arg-type]
     tap.receive_frame(frame_of(TapVBucketSet(state=1, vbucket=0).encode()), 0.0)
@@ -688,7 +688,7 @@ def test_a_state_that_waits_is_not_set_when_the_connection_is_gone(goes: bool) -
 
 @pytest.mark.parametrize("goes", [True, False])
 def test_a_vbucket_is_not_given_up_when_nobody_takes_it_any_more(goes: bool) -> None:
-    """Who gave the takeover up may have seen that it is still active, and left it at that."""
+    """The command that gave the takeover up may have seen that it is still active, and left it at that."""
     host = Waiting()
     giving = TapTakeover(host, 0.0, lambda failed: None)  # type: ignore[arg-type]
     assert giving.advance([0], 0) == []

@@ -30,7 +30,7 @@ _KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "ArrowUp": (38, ""), "ArrowDown": 
 
 
 class Browser:
-    """One page of it."""
+    """A browser with one page."""
 
     def __init__(self, into: int, out: int) -> None:
         self._into = into
@@ -61,7 +61,7 @@ class Browser:
                 return answer["result"]
 
     def resize(self, width: int, height: int, *, mobile: bool = False) -> None:
-        """As wide as a phone, or a desk."""
+        """Make the page as wide as a phone, or a desktop."""
         self._call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -71,7 +71,7 @@ class Browser:
         )
 
     def prefer(self, scheme: str) -> None:
-        """`dark` or `light`."""
+        """Prefer the colour scheme `dark` or `light`."""
         self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def go(self, url: str) -> None:
@@ -79,13 +79,13 @@ class Browser:
         self._call("Page.navigate", url=url)
 
     def ask(self, script: str) -> Any:
-        """What an expression says there."""
+        """The value of an expression in the page."""
         done = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in done, done
         return done["result"].get("value")
 
     def wait_for(self, script: str) -> None:
-        """Until the expression holds."""
+        """Wait until an expression holds."""
         ends = time.monotonic() + _PATIENCE_S
         while not self.ask(f"!!({script})"):
             assert time.monotonic() < ends, f"{script}: {self.ask('document.body.innerText')}"
@@ -97,7 +97,7 @@ class Browser:
         self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def click(self, selector: str) -> None:
-        """With the mouse."""
+        """Click with the mouse."""
         x, y = self._place(selector, 0.5)
         for kind in ("mousePressed", "mouseReleased"):
             self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
@@ -113,7 +113,7 @@ class Browser:
         return x + across * width, y + height / 2
 
     def press(self, key: str) -> None:
-        """A key."""
+        """Press a key."""
         code, text = _KEYS[key]
         for kind in ("keyDown", "keyUp"):
             typed = {"text": text} if text and kind == "keyDown" else {}
@@ -121,11 +121,11 @@ class Browser:
             self._call("Input.dispatchKeyEvent", type=kind, key=name, windowsVirtualKeyCode=code, **typed)
 
     def type(self, text: str) -> None:
-        """Into what has the focus."""
+        """Type into what has the focus."""
         self._call("Input.insertText", text=text)
 
     def keep(self, path: Path, *, whole: bool = True) -> None:
-        """A picture of it."""
+        """Save a picture of the page."""
         path.parent.mkdir(parents=True, exist_ok=True)
         shot = self._call("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(shot["data"]))

@@ -40,5 +40,5 @@ BUILDERS: dict[str, Callable[[Path], list[str]]] = {"java-dcp-client": _java, "g
 
 @pytest.fixture(scope="session", params=BUILDERS)
 def peer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The command that starts a reader: ``HOST:PORT BUCKET USER PASSWORD`` go behind it."""
+    """The command that starts a reader, to be followed by ``HOST:PORT BUCKET USER PASSWORD``."""
     return BUILDERS[request.param](tmp_path_factory.mktemp(request.param))

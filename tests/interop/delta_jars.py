@@ -1,4 +1,4 @@
-"""The jars of delta-spark, by Maven; used again as long as they are there."""
+"""The jars of delta-spark, from Maven; used again while they are there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SPARK = "4.2"
 
 
 class NoJars(Exception):
-    """They can't be had here; the text says why."""
+    """The jars can't be had here; the text says why."""
 
 
 def delta_jars() -> Path:

@@ -19,7 +19,7 @@ def main(jars: str) -> None:
     for statement in sys.stdin:
         try:
             answer: dict[str, object] = {"rows": [list(row) for row in spark.sql(statement).collect()]}
-        except Exception as error:  # noqa: BLE001 - whatever it is, the test is told
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test gets it
             answer = {"error": str(error).splitlines()[0]}
         print("answer:", json.dumps(answer, default=str), flush=True)
     spark.stop()

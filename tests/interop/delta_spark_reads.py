@@ -1,6 +1,6 @@
 """A program for a Spark with delta-spark: ``delta_spark_reads.py JARS TABLE STAGES``.
 
-delta-spark reads each stage of the table and compares. Then the hand of others: OPTIMIZE.
+delta-spark reads each stage of the table and compares. Then it changes the table by OPTIMIZE.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A reader that we did not write, in a process of its own, and what it has been told."""
+"""A reader that we did not write, in a process of its own, and what it has received."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ State = dict[int, dict[bytes, tuple[int, bytes]]]
 
 @dataclass
 class ForeignReader:
-    """Reads the lines of a program (see java/ and go/), and does what they say and nothing else.
+    """Reads the lines of a program (see java/ and go/), and does just what they say.
 
     A rollback drops what came after its seqno; what was there before comes back, as far as it was received.
     """

@@ -1,8 +1,8 @@
 """A program: ``small_engines_read.py TABLE STAGES``. DataFusion, DuckDB and Daft read each stage and compare.
 
-DuckDB's extension for Delta, here from PyPI, reads the table itself. Handed delta-rs' table provider,
-DataFusion 55 refuses where deletion vectors have to be applied, and so does Daft: with an error and never
-with a wrong row. All three take the Arrow rows of `tailrace.read_table`.
+DuckDB's extension for Delta, here from PyPI, reads the table itself. Given delta-rs' table provider,
+DataFusion 55 refuses a table with deletion vectors, and so does Daft: with an error and never with a wrong
+row. All three take the Arrow rows of `tailrace.read_table`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""An environment for each version of Spark: only Spark is of its own, everything else is that of the suite.
+"""An environment for each version of Spark: only Spark is its own, everything else is that of the suite.
 
-They are made below `build/`, once, and used again as long as the version is the same.
+They are made below `build/`, once, and used again while the version is the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = {"4.0": "4.0.5", "4.1": "4.1.4", "4.2": "4.2.1", "4.3": "4.3.0"}
-"""The newest of each that there was when this was written."""
+"""The newest patch release of each when this was written."""
 
 
 def python_with_spark(version: str) -> str:
@@ -57,7 +57,7 @@ def program_environment(**environment: str) -> dict[str, str]:
 
 
 def run_program(python: str, program: Path, *arguments: str, **environment: str) -> str:
-    """Run a program of the suite in an environment; what it printed."""
+    """Run a program of the suite in an environment; return what it printed."""
     command = [python, str(program), *arguments]
     done = subprocess.run(
         command, env=program_environment(**environment), capture_output=True, text=True, check=False

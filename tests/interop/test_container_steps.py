@@ -1,5 +1,5 @@
-"""The image, as far as that goes without an engine: its files and no others are there, its commands are run,
-and what is installed then starts as its entry point says and is healthy by its own check.
+"""The image, as far as it can be tested without a container engine: it has its files and no others, its
+commands are run, and what is installed then starts by its entry point and is healthy by its own check.
 """
 
 from __future__ import annotations

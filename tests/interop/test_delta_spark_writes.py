@@ -1,4 +1,4 @@
-"""delta-spark writes to a mirrored table: the mirror goes on right, or says in one line what to do."""
+"""delta-spark writes to a mirrored table: the mirror goes on correctly, or says in one line what to do."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_what_leaves_the_rows_alone(world: World, statement: str) -> None:
     world.write(range(0, DOCS, 3), "fourth")
     world.mirror()
     world.check()
-    for vbucket, seqno in marks.items():  # what it goes back to may be gone, and then it starts over
+    for vbucket, seqno in marks.items():  # where it goes back to may be gone, and then it starts over
         world.node.rewind(vbucket, seqno)
     world.mirror()
     world.check()

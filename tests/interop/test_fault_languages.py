@@ -17,7 +17,7 @@ import pytest
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 VBUCKETS = 4
 
-# what an example stands in: a program, its name, and the command that runs it
+# what surrounds an example: a program, its name, and the command that runs it
 AROUND = {
     "go": (
         'package main\nimport (\n"fmt"\n"net/http"\n"os"\n"strings"\n)\n'
@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def base(tmp_path: Path) -> Iterator[str]:
-    """Of a node with documents in every vbucket."""
+    """The base URL of a node with documents in every vbucket."""
     ready, log = tmp_path / "ready.json", tmp_path / "log"
     program = [sys.executable, "-m", "tailrace"]
     command = [*program, "serve", "--memory", "--vbuckets", str(VBUCKETS), "--port", "0", "--http-port", "0"]

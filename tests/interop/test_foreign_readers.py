@@ -1,4 +1,4 @@
-"""java-dcp-client and gocbcore read a node, as they read any server, and hold what it holds in the end."""
+"""java-dcp-client and gocbcore read a node, as they read any server, and end with what it has."""
 
 from __future__ import annotations
 

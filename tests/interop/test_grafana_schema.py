@@ -1,4 +1,4 @@
-"""The dashboard, as Grafana's own types see it: `@grafana/schema` by npm, checked by TypeScript's compiler.
+"""The dashboard against Grafana's own types: `@grafana/schema` from npm, checked by TypeScript's compiler.
 
 Members that the types do not know are errors, too. Grafana itself can't be had from a registry.
 """
@@ -15,7 +15,7 @@ import pytest
 DASHBOARD = Path(__file__).resolve().parents[2] / "deploy" / "grafana" / "tailrace.json"
 WANTED = "@grafana/schema@13", "typescript@5"
 OPTIONS = ["--strict", "--noEmit", "--skipLibCheck", "--module", "nodenext", "--target", "es2022"]
-# JSON has the values of enumerations, which TypeScript does not take for them.
+# JSON has plain values where the types have enumerations, which TypeScript does not accept.
 PLAIN = """
 import type { Dashboard, Panel, RowPanel } from "@grafana/schema";
 type Plain<T> = T extends string ? `${T}` : T extends (infer U)[] ? Plain<U>[]
@@ -42,7 +42,7 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def complaints(schema: Path, **typed: tuple[str, object]) -> str:
-    """What the compiler says of values that are said to have these types."""
+    """The compiler's errors about values that are declared with these types."""
     told = ((name, kind, json.dumps(value)) for name, (kind, value) in typed.items())
     lines = [f"export const {name}: Plain<{kind}> = {text};" for name, kind, text in told]
     (schema / "board.ts").write_text(PLAIN + "\n".join(lines))
@@ -54,7 +54,7 @@ def test_it_has_what_the_types_ask_for_and_nothing_else(schema: Path) -> None:
     board = json.loads(DASHBOARD.read_text())
     panels = board.pop("panels")
     for mark in board["annotations"]["list"]:
-        del mark["titleFormat"]  # of Prometheus: the schema is that of all data sources
+        del mark["titleFormat"]  # Prometheus' own: the schema is that of all data sources
         assert set(mark["target"]) == {"refId", "expr"}
         del mark["target"]["expr"]
     typed: dict[str, tuple[str, object]] = {"board": ("Dashboard", board)}

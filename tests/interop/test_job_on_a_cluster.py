@@ -23,7 +23,7 @@ from tailrace.spark.spark_session import prepare_environment
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(1200)]
 
 PACKAGES = ("numpy", "obstore", "pandas", "pyarrow", "pyroaring", "python-dateutil", "pytz", "six", "tzdata")
-"""What an executor needs beside our package and Spark's own modules, which Spark brings."""
+"""What an executor needs apart from our package and the modules that Spark brings."""
 
 
 def environment_archive(path: Path) -> Path:

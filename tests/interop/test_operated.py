@@ -37,7 +37,7 @@ VBUCKETS = 8
 
 @contextmanager
 def running(log: Path, *command: object) -> Iterator[None]:
-    """A program in the background, with its log; it must end well when it is told to."""
+    """A program in the background, with its log; it must end cleanly when told to."""
     words = [str(word) for word in command]
     with log.open("wb") as file, subprocess.Popen(words, stdout=file, stderr=file) as process:
         try:
@@ -82,7 +82,7 @@ def test_a_failover_is_seen_by_whoever_looks(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "tailrace"]
     ready, table = tmp_path / "ready.json", tmp_path / "people"
     logs = {name: tmp_path / f"{name}.log" for name in ("node", "mirror", "reader", "prometheus")}
-    quick = (DEPLOY / "alerts.yml").read_text().replace("[15m]", "[20s]")  # the rules, in a shorter time
+    quick = (DEPLOY / "alerts.yml").read_text().replace("[15m]", "[20s]")  # the rules, over a shorter time
     (tmp_path / "alerts.yml").write_text(quick)
     ports = ReservedPort(), ReservedPort(), ReservedPort()
     listen, mirror_http, reader_http = (f"127.0.0.1:{port.number}" for port in ports)

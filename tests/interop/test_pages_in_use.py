@@ -1,5 +1,5 @@
-"""Hands on the pages, in a real Chromium: what pointing, keys, a phone's width and the dark do. Screenshots
-are kept below build/screenshots.
+"""The pages in use, in a real Chromium: pointing, keys, the width of a phone and dark mode. Screenshots are
+kept below build/screenshots.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[str]:
-    """Of a node with a stream, that was loaded."""
+    """The page of a loaded node with a stream."""
     ready, log = tmp_path / "ready.json", tmp_path / "log"
     program = [sys.executable, "-m", "tailrace"]
     serve = [*program, "serve", "--memory", "--port", "0", "--vbuckets", "64", "--http-port", "0"]
@@ -59,7 +59,7 @@ def page(tmp_path: Path) -> Iterator[str]:
 
 
 def press_until(browser: Browser, key: str, wanted: str) -> None:
-    """Press a key until something holds; there are not so many places to go to."""
+    """Press a key until something holds; there are few places to go to."""
     for _ in range(100):
         if browser.ask(wanted):
             return
@@ -104,7 +104,7 @@ def test_a_node_by_keyboard_alone(browser: Browser, page: str) -> None:
     browser.type("letmein")
     browser.press("Enter")
     browser.wait_for(f"{TEXT}.includes('rewind: done')")
-    browser.wait_for(f"{TEXT}.includes('has lost 1 change in 1 failover')")  # of the one that was looked at
+    browser.wait_for(f"{TEXT}.includes('has lost 1 change in 1 failover')")  # in the vbucket looked at
     browser.wait_for("document.querySelectorAll('#rate .mark').length >= 1")
     branches = "document.querySelectorAll('ul.tree')"
     browser.wait_for(f"{branches}.length === 2")
@@ -113,7 +113,7 @@ def test_a_node_by_keyboard_alone(browser: Browser, page: str) -> None:
     browser.press("Enter")
     browser.wait_for(f"{TEXT}.includes('failover: done')")
     browser.wait_for(f"{TEXT}.includes('why=failover')")
-    # another branch, for the one before it: nothing had been written on that
+    # another branch, in place of the one before it, on which nothing had been written
     browser.wait_for(f"{branches}.length === 2 && {branches}[0].textContent !== window.before")
     browser.wait_for("document.querySelector('#streams button')")  # the reader has come back
     browser.click("#streams button")
@@ -136,7 +136,7 @@ def test_a_node_on_a_phone(browser: Browser, page: str, scheme: str) -> None:
 
 
 def test_a_mirror_after_a_long_run(browser: Browser) -> None:
-    """An hour of rounds: pointing says what was then, and the charts show as much as is chosen."""
+    """An hour of rounds: pointing shows the figures of a moment, and the charts the chosen time span."""
     clock = ManualClock(time.time() - 3700)
     figures, past = MirrorFigures("default", "people", clock=clock), Past(clock)
     figures.standing = lambda: Standing(clock.monotonic() - 0.4, (0,))

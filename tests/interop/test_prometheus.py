@@ -57,7 +57,7 @@ def test_a_failover_that_loses_changes_raises_an_alert(tmp_path: Path) -> None:
     ready = tmp_path / "ready.json"
     command = [sys.executable, "-m", "tailrace", "serve", "--memory", "--port", "0", "--vbuckets", "4"]
     command += ["--http-port", "0", "--fault-token", "letmein", "--ready-file", str(ready)]
-    # the rules as they are, in a shorter time
+    # the rules as they are, over a shorter time
     (tmp_path / "alerts.yml").write_text((DEPLOY / "alerts.yml").read_text().replace("[15m]", "[8s]"))
     port = ReservedPort()
     listen = f"127.0.0.1:{port.number}"

@@ -1,4 +1,4 @@
-"""Every version of Spark that we say we work with does what people do with it."""
+"""Every supported version of Spark does what people do with it."""
 
 from __future__ import annotations
 
