@@ -146,7 +146,7 @@ def test_frames_before_garbage_are_shown_and_the_garbage_is_named() -> None:
     descriptions = read(data, Observer())
     assert [next(descriptions).frame.opaque, next(descriptions).frame.opaque] == [1, 2]
     with pytest.raises(
-        FramingError, match="7 bytes at offset 48 are no frame: no frame starts with the byte 0x67"
+        FramingError, match="7 bytes at offset 48 are not a frame: no frame starts with the byte 0x67"
     ):
         next(descriptions)
 
@@ -326,7 +326,7 @@ def test_a_push_to_a_server_is_known_without_its_beginning(known: Dialect | None
     mutation = dcp.DcpMutation(by_seqno=1, rev_seqno=1, key=b"k").to_frame()
     description = observer.see(mutation, from_client=True)
     assert (description.name, description.direction) == ("dcp mutation", Direction.TO_RECEIVER)
-    assert description.notes == ["it goes the other way than usual"]
+    assert description.notes == ["it goes in the unusual direction"]
     control = observer.see(dcp.DcpControl(key=b"a", value=b"b").to_frame(), from_client=False)
     assert (control.name, control.direction) == ("dcp control", Direction.TO_PRODUCER)
     unknown = observer.see(Frame(0x80, 0xEE), from_client=True)

@@ -1,6 +1,6 @@
 """From arrays to Arrow: the columns that Spark and Python users see.
 
-`SCHEMA` is the one definition of them. Its types are those that Spark's `to_arrow_schema` makes of the same
+`SCHEMA` is their only definition. Its types are those that Spark's `to_arrow_schema` makes from the same
 columns, because Spark compares them with ``==``: `binary` with 32-bit offsets (it refuses the large and the
 view kinds), signed integers only, everything nullable, time in microseconds UTC.
 
@@ -10,7 +10,7 @@ view kinds), signed integers only, everything nullable, time in microseconds UTC
     vb_uuid, seqno, rev, cas, snapshot_start, snapshot_end
                     bigint with the 64 bits of the wire: from 2^63 on they show as negative
     flags           int with the 32 bits of the wire; null where a document was removed
-    expiry          bigint, unix seconds, 0 is never: 32 bits without a sign reach beyond 2038; null as flags
+    expiry          bigint, unix seconds, 0 is never: unsigned 32 bits go beyond 2038; null where flags are
     datatype        "json" or "raw": what the value is. How it travelled (compressed, with xattrs) is undone
     xattrs          text of a JSON object, null where there are none
     event_time      the clock in the CAS; null for a CAS of 0
@@ -97,13 +97,13 @@ _MOST_REPEATED = 1 << 17
 _TAKE, _UNCHECKED = pc.get_function("array_take"), pc.TakeOptions(boundscheck=False)
 _CAST, _TO_BINARY = pc.get_function("cast"), pc.CastOptions.safe(pa.binary())
 
-# Two numbers of 32 bits that stand behind each other are made as one of 64 bits: it takes half the time.
+# Two adjacent 32-bit numbers are made as one 64-bit number, which takes half the time.
 _FIRST_HALF, _SECOND_HALF = (0, 32) if sys.byteorder == "little" else (32, 0)
 
 _INLINE = np.dtype([("words", np.int32, 3)])
 
 Integers = int | NDArray[np.uint64] | NDArray[np.int64] | None
-"""The same number for all rows, one for each, or None where it is not known: the column is null."""
+"""One number for all rows, one for each, or None if it is not known: the column is null then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class _BatchAndUsed(NamedTuple):
 
 
 class Decoded(_BatchAndUsed):
-    """What `decode` gives: the pair ``batch, used``, and the control frames besides."""
+    """What `decode` returns: the pair ``batch, used``, and the control frames."""
 
     controls: Sequence[ControlFrame] = ()
 
@@ -136,11 +136,11 @@ def decode(
     collections: bool = False,
     limit: int = MAX_FRAME,
 ) -> Decoded:
-    """``batch, used``: all changes at the start of a buffer, and how many bytes that were; the frames between
-    them are its ``controls``.
+    """``batch, used``: all changes at the start of a buffer, and how many bytes they take.
 
-    Both stages in one call, for a buffer whose rows all have the same history. A frame that breaks the
-    protocol is raised; where the rows before it matter, and for more than one history, use the stages.
+    The frames between them are its ``controls``. This is both stages in one call, for a buffer whose rows all
+    have the same history. A frame that breaks the protocol raises its error; if the rows before it matter, or
+    there are several histories, use the stages.
     """
     frames = scan(buffer, collections=collections, limit=limit)
     if frames.error is not None:
@@ -170,9 +170,9 @@ def to_batch(
     """Rows of a scan, all or some of them in stream order, as a batch with `SCHEMA`.
 
     Keys and values are copied, so the batch does not depend on the received buffer. Arrays have an entry for
-    each of ``rows``. ``no_value`` says that the stream was opened without values: they are null then, and an
-    empty value is a document with no bytes otherwise. A value that can't be inflated or split, and a
-    collection without a name, is `MalformedMessage`.
+    each of ``rows``. ``no_value`` says that the stream was opened without values: they are null then;
+    otherwise an empty value is a document with no bytes. A value that can't be inflated or split, or a
+    collection without a name, raises `MalformedMessage`.
     """
     cas = frames.cas[rows]
     is_mutation, present = None, None
@@ -223,7 +223,7 @@ def to_batch(
 
 
 def _column(name: str, content: Any, count: int) -> pa.Array:
-    """A column from an Arrow array, a numpy array, or what stands in every row: a number, a word or None."""
+    """A column from an Arrow array, a numpy array, or the content of every row: a number, a word or None."""
     if isinstance(content, np.ndarray):
         if len(content) != count:
             raise ValueError(f"{len(content)} entries for {count} rows")
@@ -242,25 +242,25 @@ def _array(type_: pa.DataType, numbers: NDArray[Any], present: pa.Buffer | None 
 
 
 def _bitmap(mask: Mask) -> pa.Buffer | None:
-    """An Arrow validity bitmap; None where everything is valid."""
+    """An Arrow validity bitmap; None if everything is valid."""
     return None if all_true(mask) else pa.py_buffer(np.packbits(mask, bitorder="little"))
 
 
 def _repeat(name: str, content: str | int | None, count: int) -> pa.Array:
-    """A column that says the same in every row; most batches have several and share their memory."""
+    """A constant column; most batches have several, and share their memory."""
     if count > _MOST_REPEATED:
         return _repeated.__wrapped__(name, content, count)
     return _repeated(name, content, _capacity(count)).slice(0, count)
 
 
 def _capacity(count: int) -> int:
-    """How much of something to keep for next time, when so much is needed now."""
+    """How many entries to make and keep for later, when ``count`` are needed now."""
     return 1 << (count - 1).bit_length() if count else 0
 
 
 @lru_cache(maxsize=64)
 def _repeated(name: str, content: str | int | None, count: int) -> pa.Array:
-    type_ = _TYPES[name]  # not asked for: Arrow needs longer to hash a type than to cut an array
+    type_ = _TYPES[name]  # not an argument: Arrow takes longer to hash a type than to slice an array
     if content is None:
         return pa.nulls(count, type_)
     if isinstance(content, int):
@@ -277,7 +277,7 @@ def _words(words: Sequence[str], index: NDArray[Any]) -> pa.Array:
 
 
 def strings_of(words: Sequence[str]) -> pa.Array:
-    """As ``pa.array(words)``, the first of which in a process would import pandas."""
+    """Like ``pa.array(words)``, whose first call in a process would import pandas."""
     encoded = [word.encode() for word in words]
     offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
@@ -285,12 +285,12 @@ def strings_of(words: Sequence[str]) -> pa.Array:
 
 
 def _common(column: NDArray[Any]) -> int | None:
-    """What all rows say; None where they differ."""
+    """The number that all rows have; None if they differ."""
     return int(column[0]) if len(column) and all_true(column == column[0]) else None
 
 
 def _collection_names(names: Names, ids: NDArray[np.uint32]) -> tuple[pa.Array | str, pa.Array | str]:
-    """Scope and collection of every row, or those of all."""
+    """Scope and collection of every row, or the ones that all rows share."""
     common = _common(ids)
     if common is not None:
         return _names_of(names, common)
@@ -309,7 +309,7 @@ def _names_of(names: Names, number: int) -> tuple[str, str]:
 def _copy_keys(data: Bytes, start: Offsets, end: Offsets) -> pa.Array:
     """Short stretches of the buffer as a column of bytes.
 
-    The buffer is described, without a copy, as one Arrow array of keys and what lies between them; Arrow
+    The buffer is described, without a copy, as one Arrow array of keys and the bytes between them; Arrow
     copies every other entry out of it.
     """
     offsets = (start << _FIRST_HALF) | (end << _SECOND_HALF)
@@ -331,14 +331,14 @@ def _even_numbers(count: int) -> pa.Array:
 def _copy_values(data: Bytes, start: Offsets, end: Offsets) -> pa.Array:
     """Long stretches of the buffer as a column of bytes.
 
-    As `_copy_keys`, but described as an array of views, which Arrow copies when it casts them to the kind
-    that Spark takes. It knows how much that will be; taking would move everything whenever room runs out.
+    Like `_copy_keys`, but described as an array of views, which Arrow copies when it casts them to the type
+    that Spark takes. The cast knows the total size; taking would move everything whenever room runs out.
     """
     views = np.empty((len(start), 2), dtype=np.int64)  # length and prefix, which buffer and offset
     length = end - start
     np.left_shift(length, _FIRST_HALF, out=views[:, 0])
     np.left_shift(start, _SECOND_HALF, out=views[:, 1])
-    if len(length) and least(length) <= _INLINE.itemsize:  # short ones stand in the view itself
+    if len(length) and least(length) <= _INLINE.itemsize:  # short ones are in the view itself
         short = np.flatnonzero(length <= _INLINE.itemsize)
         views.view(np.int32)[short, 1:] = gather(data, start[short], _INLINE)["words"]
     buffers = [None, pa.py_buffer(views), pa.py_buffer(data)]
@@ -352,7 +352,7 @@ def _unpack(frames: ScannedFrames, rows: slice | NDArray[Any], values: pa.Array)
     packed = (datatype & (SNAPPY | XATTR)) != 0
     if not packed.any():
         return values, xattrs
-    # A producer that sends no values may still send the datatype of what is not there.
+    # A producer that sends no values may still send their datatypes.
     packed &= frames.value_end[rows] > frames.value_start[rows]
     bodies: list[bytes] = []
     texts: list[str] = []

@@ -1,4 +1,4 @@
-"""Header and extras of many frames at once: gathered from a buffer, taken apart into arrays of words."""
+"""Header and extras of many frames: gathered from a buffer, split into arrays of words."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ __all__ = [
 ]
 
 Words = list[NDArray[np.uint64]]
-"""Header and extras of many frames, eight bytes of each to an array, in native byte order."""
+"""Header and extras of many frames: each array has eight bytes of every frame, in native byte order."""
 
 WORD_BYTES = 8
 RECORD = np.dtype((np.void, -(HEADER_SIZE + dcp.MUTATION.size) // WORD_BYTES * -WORD_BYTES))
-"""What is gathered of each frame."""
+"""What is gathered from each frame."""
 BLOCK_ROWS = 4096
-"""So many records stay in a processor's nearest caches between one step and the next."""
+"""This many records stay in the nearest processor caches from one step to the next."""
 
 
 class RecordField(NamedTuple):
-    """Where a number stands in the words."""
+    """Where a number is in the words."""
 
     word: int
     dtype: np.dtype[Any]
     place: int
-    """In the memory of that word, counted in numbers of this size."""
+    """Its index in the memory of that word, counted in numbers of this size."""
     bits: int
-    """Which bits of that word it is."""
+    """The bits of that word that it takes up."""
 
     @property
     def lowest(self) -> int:
-        """The lowest of them: what a number is multiplied with to stand there."""
+        """The lowest of those bits: a number is put there by multiplying with it."""
         return self.bits & -self.bits
 
     def of(self, words: Words) -> NDArray[Any]:
-        """The numbers of all frames, where they are: in the words."""
+        """The numbers of all frames, as a view into the words."""
         return words[self.word].view(self.dtype)[self.place :: WORD_BYTES // self.dtype.itemsize]
 
 
@@ -77,26 +77,25 @@ EXTRAS_FIELDS = {
         HEADER_LAYOUT + dcp.MUTATION,
         {"seqno": "by_seqno", "rev": "rev_seqno", "flags": "flags", "expiry": "expiry", "nmeta": "nmeta"},
     ),
-    # shorter extras, and another use of the same bytes
+    # deletions have shorter extras, which use the same bytes differently
     **_fields(HEADER_LAYOUT + dcp.DELETION_V1, {"deletion_nmeta": "nmeta"}),
 }
 FIELDS = {
-    # all of the header but the body length, which the walk has followed
+    # the whole header but the body length, which the walk has followed
     **_fields(HEADER_LAYOUT, {name: name for name in HEADER_LAYOUT.names if name != "body_length"}),
     **EXTRAS_FIELDS,
 }
 GROUPS = (slice(0, 2), slice(2, 5), slice(5, 7))
-"""Words that share their memory: CAS, seqno and rev become columns as they are, and should not keep the rest
-alive."""
+"""Words that share memory: CAS, seqno and rev become columns as they are and should not keep others alive."""
 assert [FIELDS[name].word for name in ("cas", "seqno", "rev")] == [2, 3, 4]
 KEY_BYTE = _field("B", HEADER_SIZE + dcp.MUTATION.size)
-"""Where the key of a mutation begins: the record has just room for that, and it is the collection id."""
+"""The first byte of a mutation's key, which just fits into the record: it begins the collection id."""
 
 
 def gather(data: Bytes, at: Offsets, dtype: np.dtype[np.void]) -> NDArray[np.void]:
-    """The records at ascending offsets; what lies behind the end of the buffer reads as zeros."""
+    """The records at ascending offsets; bytes after the end of the buffer read as zeros."""
     size = dtype.itemsize
-    # A record at every offset, without a copy: fancy indexing reads what is asked for.
+    # A record at every offset, without a copy: fancy indexing reads only what is asked for.
     everywhere = np.ndarray((max(len(data) - size + 1, 0),), dtype=f"V{size}", buffer=data, strides=(1,))
     if not len(at) or at[-1] < len(everywhere):
         return everywhere[at].view(dtype)
@@ -106,7 +105,7 @@ def gather(data: Bytes, at: Offsets, dtype: np.dtype[np.void]) -> NDArray[np.voi
 
 
 def gather_words(data: Bytes, at: Offsets) -> Words:
-    """The records at ascending offsets, taken apart."""
+    """The records at ascending offsets, split into words."""
     groups = [(part, np.empty((part.stop - part.start, len(at)), dtype=np.uint64)) for part in GROUPS]
     for first in range(0, len(at), BLOCK_ROWS):
         block = slice(first, first + BLOCK_ROWS)

@@ -1,9 +1,9 @@
-"""The kinds of rows of the pipeline, and how to tell them apart: nobody else looks at the words of ``op``.
+"""The kinds of rows in the pipeline and how to tell them apart: no other module looks at the words of ``op``.
 
-Changes come in batches of any size; everything else stands in a batch of one row, in its place among them:
+Changes come in batches of any size; everything else comes in a batch of one row, in its place among them:
 
-    op        what it says                                       filled beside vbucket
-    rollback  the bucket took back what lies above ``seqno``      vb_uuid (of the branch that goes on), seqno
+    op        what it says                                       filled besides vbucket
+    rollback  the bucket took back what is above ``seqno``        vb_uuid (of the branch that goes on), seqno
     flush     all documents of the vbucket are gone
     system    a collection or scope came, went or changed        seqno, vb_uuid, key (its name), value (JSON),
                                                                  scope and collection, where they are known
@@ -49,7 +49,7 @@ _EMPTYING = ("collection_created", "collection_dropped")
 
 
 def kind_of(batch: pa.RecordBatch) -> str | None:
-    """`ROLLBACK`, `FLUSH` or `SYSTEM`; None if the batch holds changes of documents, or nothing."""
+    """`ROLLBACK`, `FLUSH` or `SYSTEM`; None if the batch holds changes of documents or is empty."""
     if batch.num_rows != 1:
         return None
     op = batch["op"][0].as_py()
@@ -62,20 +62,21 @@ def are_changes(rows: pa.Table | pa.RecordBatch) -> Any:
 
 
 def are_mutations(rows: pa.Table | pa.RecordBatch) -> Any:
-    """For each row whether a document is there after it."""
+    """For each row whether the document exists after it."""
     return pc.equal(rows["op"], MUTATION)
 
 
 def empties_collection(batch: pa.RecordBatch) -> bool:
-    """Whether a `SYSTEM` row ends a collection, or begins one, which then has nothing either: its end may not
-    have been seen.
+    """Whether a `SYSTEM` row leaves a collection empty: one that ends or begins.
+
+    A beginning counts because the end before it may not have been seen.
     """
     value = batch["value"][0].as_py()
     return bool(value) and json.loads(value).get("event") in _EMPTYING
 
 
 def rollback_rows(rollbacks: Iterable[tuple[int, int, int]]) -> pa.RecordBatch:
-    """Rows for (vbucket, vb_uuid, seqno) each."""
+    """A row for each (vbucket, vb_uuid, seqno)."""
     rows = [
         {"op": ROLLBACK, "vbucket": vbucket, "vb_uuid": signed(vb_uuid), "seqno": signed(seqno)}
         for vbucket, vb_uuid, seqno in rollbacks
@@ -94,5 +95,5 @@ def no_rows() -> pa.RecordBatch:
 
 
 def signed(number: int) -> int:
-    """64 bits of the wire as Arrow and Spark have them."""
+    """An unsigned 64-bit number as the signed one that Arrow and Spark have for it."""
     return number - _WIDTH if number >= _WIDTH >> 1 else number

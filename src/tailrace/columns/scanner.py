@@ -1,11 +1,11 @@
-"""From received bytes to arrays: the frames of a buffer, rows and control frames told apart.
+"""From received bytes to arrays: the frames of a buffer, separated into rows and control frames.
 
 `scan` is the first of two stages. It finds the frames, checks every length before anything relies on it, and
 gathers the fixed fields of the changes (mutations, deletions, expirations) into numpy arrays. Keys and values
 stay where they are: rows hold offsets into the buffer, and `batch.to_batch` copies them once, into Arrow.
 
-Every other frame is a control frame and is left to the message decoder in `wire`. What the two agree on is
-tested: a change is a row exactly when `wire` would accept it, and the first one that it would not accept ends
+Every other frame is a control frame and is left to the message decoder in `wire`. Tests check that the two
+agree: a change is a row exactly when `wire` would accept it, and the first one that it would not accept ends
 the scan with the error that `wire` gives.
 """
 
@@ -57,10 +57,10 @@ assert SCAN_LIMIT >= 2 * MAX_FRAME
 Columns = dict[str, NDArray[Any]]
 
 _ROWS_FOR_A_CONTROL = 8
-"""With fewer rows for each control frame it is not worthwhile to tell them apart first."""
+"""With fewer rows per control frame it does not pay to separate them first."""
 
 _MAGICS = np.isin(np.arange(256), [int(magic) for magic in Magic])
-# Plain numbers, because numpy takes a member of an enum for an int64 and widens the array that meets it.
+# Plain numbers: numpy takes an enum member for an int64 and widens the array that is combined with it.
 MUTATION, DELETION, EXPIRATION = map(int, (DcpOpcode.MUTATION, DcpOpcode.DELETION, DcpOpcode.EXPIRATION))
 JSON, SNAPPY, XATTR = map(int, (Datatype.JSON, Datatype.SNAPPY, Datatype.XATTR))
 _REQUEST, _FLEX_REQUEST, _FLEX_RESPONSE = map(int, (Magic.REQUEST, Magic.FLEX_REQUEST, Magic.FLEX_RESPONSE))
@@ -68,7 +68,7 @@ _LEB128_BYTES = 5
 
 
 class ControlFrame(NamedTuple):
-    """A frame that is no change."""
+    """A frame that is not a change."""
 
     row: int
     """How many rows of the scan come before it."""
@@ -77,7 +77,7 @@ class ControlFrame(NamedTuple):
 
 
 class Common(NamedTuple):
-    """What the rows of a scan have in common; None where they differ, or where nobody had to look."""
+    """What the rows of a scan have in common; None where they differ or were not compared."""
 
     opcode: int | None = None
     datatype: int | None = None
@@ -86,17 +86,17 @@ class Common(NamedTuple):
 
 @dataclass(slots=True)
 class ScannedFrames:
-    """What `scan` found: arrays with one entry a row, and the control frames between them.
+    """What `scan` found: arrays with one entry per row, and the control frames between them.
 
-    Integers are as wide and as unsigned as on the wire, in native byte order. Offsets point into ``data``,
-    which is the caller's buffer and not a copy: take what is needed before it is used again.
+    Integers are unsigned and as wide as on the wire, in native byte order. Offsets point into ``data``,
+    which is the caller's buffer and not a copy: take what is needed before the buffer is reused.
     """
 
     data: Bytes
     used: int
-    """Bytes that rows and control frames cover; what is behind them is the start of the next frame."""
+    """Bytes that rows and control frames cover; what follows is the start of the next frame."""
     error: RemoteProtocolError | None
-    """What is wrong with the frame at ``used``; None where that frame is only incomplete."""
+    """What is wrong with the frame at ``used``; None if that frame is only incomplete."""
 
     start: Offsets
     size: Offsets
@@ -112,9 +112,9 @@ class ScannedFrames:
     """0 in deletions and expirations, as `expiry` is."""
     expiry: NDArray[np.uint32]
     collection: NDArray[np.uint32]
-    """The collection id; 0, the default collection, where collections are off."""
+    """The collection id; 0, the default collection, if collections are off."""
     key_start: Offsets
-    """Where the document's own key starts, behind the collection id."""
+    """Where the document's own key starts, after the collection id."""
     value_start: Offsets
     """Also the end of the key."""
     value_end: Offsets
@@ -144,7 +144,7 @@ def scan(buffer: Buffer, *, collections: bool = False, limit: int = MAX_FRAME) -
     """Find the frames at the start of a buffer.
 
     Reads up to the first frame that is incomplete, that breaks the protocol (see `ScannedFrames.error`;
-    everything before it is still delivered), or that ends behind `SCAN_LIMIT`: scan again from ``used`` on
+    everything before it is still delivered), or that ends after `SCAN_LIMIT`: scan again from ``used`` on
     while that is not 0. ``collections`` says that the connection has negotiated them: keys begin with a
     collection id. ``limit`` is the size of the largest frame that is accepted.
     """
@@ -221,15 +221,16 @@ _RECORD_MASK, _RECORD_BITS = (
     np.uint64(int.from_bytes(bits.to_bytes(WORD_BYTES, "big"), sys.byteorder))
     for bits in (_PLAIN_MASK, _PLAIN_BITS)
 )
-"""The same for the first word of a record as it stands in the buffer."""
+"""The same for the first word of a record in the byte order of the buffer."""
 
 
 def _mostly_plain(
     data: Bytes, start: Offsets, end: Offsets, limit: int
 ) -> tuple[Columns | None, Common, Words, Offsets]:
-    """The rows of frames of which most are mutations in the usual form and few are control frames, as every
-    buffer of many small vbuckets has them; their words, and which frames are control frames. No rows: one of
-    the frames is something else, or has a fault.
+    """The rows of plain mutations with a few control frames among them, their words, and the control frames.
+
+    Every buffer of many small vbuckets is like that. None instead of rows if any frame is something else or
+    has a fault.
     """
     words, control = _gather_plain(data, start)
     if len(words[0]) + len(control) < len(start) or not _are_controls(
@@ -245,8 +246,9 @@ def _mostly_plain(
 
 
 def _gather_plain(data: Bytes, at: Offsets) -> tuple[Words, Offsets]:
-    """The records of plain mutations, taken apart, and which frames are none; given up, and so fewer than
-    there are, where those are many or changes of another kind.
+    """The words of plain mutations, and which frames are something else.
+
+    It gives up, and so returns fewer frames than there are, if the others are many or include changes.
     """
     groups = [(part, np.empty((part.stop - part.start, len(at)), dtype=np.uint64)) for part in GROUPS]
     others: list[Offsets] = [at[:0]]
@@ -281,8 +283,8 @@ def _are_controls(data: Bytes, start: Offsets, end: Offsets, limit: int) -> bool
 def _plain_rows(words: Words, start: Offsets, end: Offsets, limit: int) -> tuple[Columns | None, Common]:
     """The rows of frames that are all mutations in the usual form and without a fault; else None.
 
-    What a backfill is made of, in a few passes over whole words; anything else goes the long way, which gives
-    the same rows for these.
+    A backfill consists of these, so they take only a few passes over whole words; anything else goes the long
+    way, which gives the same rows for these.
     """
     first, nmeta = words[0], FIELDS["nmeta"]
     all_bits, any_bits = int(in_all(first)), int(in_any(first))
@@ -332,9 +334,9 @@ def _split_keys(data: Bytes, start: Offsets, end: Offsets, columns: Columns) -> 
     if len(flexible):
         framing_length[flexible] = key_length[flexible] >> 8
         key_length[flexible] &= 0xFF
-        # Servers send deletions and expirations of streams with an id with a framing length of 0: the id is
-        # in the body all the same (docs/spec/dcp.md#stream-id-without-length). No seqno is so high that it
-        # could start with that byte.
+        # On streams with an id, servers send deletions and expirations with a framing length of 0 although
+        # the id is in the body (docs/spec/dcp.md#stream-id-without-length). No seqno is so high that it could
+        # start with that byte.
         opcode, extras_length = columns["opcode"][flexible], columns["extras_length"][flexible]
         body_start = start[flexible] + HEADER_SIZE
         forgotten = (opcode == DELETION) | (opcode == EXPIRATION)
@@ -375,7 +377,7 @@ def _rows(
     if len(removed):
         has_nmeta = extras_length[removed] == dcp.DELETION_V1.size
         nmeta[removed] = np.where(has_nmeta, columns["deletion_nmeta"][removed], 0)
-        # only now: these may be the same memory
+        # only now: flags and deletion_nmeta may share memory
         columns["flags"][removed] = columns["expiry"][removed] = 0
     key_start = start + HEADER_SIZE + lengths.framing + extras_length
     rows = {
@@ -391,7 +393,7 @@ def _rows(
 
 
 _EXTRAS_SIZES = np.zeros((3, 256), dtype=bool)
-"""By opcode, counted from that of a mutation: the lengths that the extras may have."""
+"""The lengths that the extras may have, by opcode counted from that of a mutation."""
 for _message in (dcp.DcpMutation, dcp.DcpDeletion, dcp.DcpExpiration):
     for _layout in _message.LAYOUTS:
         _EXTRAS_SIZES[_message.OPCODE - MUTATION, _layout.size] = True
@@ -407,7 +409,7 @@ def _malformed(rows: Columns, extras_length: NDArray[np.uint8], key_length: Offs
     bad |= rows["value_end"] < rows["value_start"]
     removed = np.flatnonzero(opcode != MUTATION)
     if len(removed):
-        # Of a document that was removed only xattrs may be left.
+        # A removed document may keep only its xattrs.
         kind = datatype[removed]
         bad[removed] |= (kind & (JSON | XATTR)) == JSON
         plain = (kind & (XATTR | SNAPPY)) == 0
@@ -424,15 +426,15 @@ def _no_rows() -> Columns:
 
 
 _NO_ROWS = _no_rows()
-"""Those of a buffer with nothing but control frames, as all are before a connection has streams."""
+"""The rows of a buffer with nothing but control frames, as all are before a connection has streams."""
 
 
 def _take_collection_ids(data: Bytes, rows: Columns, byte: NDArray[np.uint8]) -> tuple[Mask, int | None]:
-    """Move the collection id from the start of each key into its column; tells which keys have no proper one,
-    and the id if it is short and the same in all of them.
+    """Move the collection id from the start of each key into its column.
 
-    ``byte`` is the first one of each key. The rules are those of `wire.fields.decode_leb128`; besides,
-    something must be left of the key.
+    Returns which keys have no valid id, and the id if it has one byte and is the same in all keys. ``byte``
+    is the first one of each key. The rules are those of `wire.fields.decode_leb128`; in addition, something
+    must be left of the key.
     """
     key_start, key_end = rows["key_start"], rows["value_start"]
     if len(byte) and (largest := int(most(byte))) < 0x80:
@@ -461,8 +463,8 @@ def _take_collection_ids(data: Bytes, rows: Columns, byte: NDArray[np.uint8]) ->
     return bad, None
 
 
-# What a whole array says. The methods of arrays say the same and take three times as long to be called, which
-# counts where a buffer holds a few thousand large frames.
+# Reductions of a whole array. The array methods do the same but take three times as long to call, which
+# counts if a buffer holds a few thousand large frames.
 least, most = np.minimum.reduce, np.maximum.reduce
 in_all, in_any = np.bitwise_and.reduce, np.bitwise_or.reduce
 
@@ -482,7 +484,7 @@ def _framing_error(data: Bytes, at: int, limit: int) -> RemoteProtocolError | No
     try:
         frame_size(data.data, at, limit)
     except FramingError as error:
-        return error.with_traceback(None)  # a traceback would keep the buffer
+        return error.with_traceback(None)  # a traceback would keep the buffer alive
     return None
 
 

@@ -1,13 +1,13 @@
 """Finding where frames start in a buffer full of them.
 
-A frame says how long it is and nothing marks its start, so the only truth is the walk from offset 0, header
-by header; in Python that costs more per frame than all else that is done to it. `frame_starts` therefore
-walks many stretches of a large buffer in lockstep: it guesses a start in each stretch, lets one numpy
-operation move all walks on by one frame, and then checks that each walk ended exactly where the next began.
+A frame gives its length and nothing marks its start, so only the walk from offset 0, header by header, is
+certain; in Python that costs more per frame than everything else done to it. `frame_starts` therefore walks
+many stretches of a large buffer in lockstep: it guesses a start in each stretch, lets one numpy operation
+move all walks on by one frame, and then checks that each walk ended exactly where the next began.
 
-Frames that are all of one size need no guesses: where the next ones start is known, and only to be looked at.
+Frames that all have the same size need no guesses: their starts are known and only have to be checked.
 
-A guess is only that. Values are written by strangers and may hold anything, forged frames included, so a walk
+A guess may be wrong. Values are written by strangers and may hold anything, forged frames included, so a walk
 counts only once the walk from offset 0 has arrived at one of its positions: from there on both are the same.
 Where they don't meet, the plain walk goes on alone. The result is always that of the plain walk.
 """
@@ -27,7 +27,7 @@ __all__ = ["frame_end", "frame_starts", "lockstep_walk", "plain_walk"]
 _BODY_LENGTH = HEADER_LAYOUT.field("body_length")
 _unpack_body_length = HEADER_LAYOUT.only("body_length").struct.unpack_from
 
-# Opcode and extras length: with the magic before them the same in all frames of a kind, and rare elsewhere.
+# Opcode and extras length: with the magic they are the same in all frames of a kind, and rare elsewhere.
 _KIND_AT = (HEADER_LAYOUT.at("opcode"), HEADER_LAYOUT.at("extras_length"))
 
 # Fewer frames than this are walked plainly: the lockstep walk costs about 0.1 ms before it saves anything.
@@ -36,16 +36,16 @@ _SAMPLE_FRAMES = 32
 _FRAMES_PER_LANE = 32
 _MAX_LANE_BYTES = 64 * 1024
 _MAX_STEPS = 4 * _FRAMES_PER_LANE
-# When so few lanes are unfinished, all stop: to walk these on plainly takes less than the steps of all.
+# When this few lanes are unfinished, all stop: walking these on plainly is cheaper than more steps of all.
 _LEFT_OVER = 12
-# Whether that is so is only asked after every so many steps: the question costs as much as half a step.
+# The steps between two checks for that: a check costs as much as half a step.
 _STEPS_PER_LOOK = 4
 
 
 def frame_starts(data: Bytes) -> Offsets:
     """The offset of every header that is whole, found by following the body lengths from offset 0.
 
-    Only the lengths are followed; whether the headers make sense is for the caller to see. The frame of the
+    Only the lengths are followed; whether the headers make sense is for the caller to check. The frame of the
     last header may be incomplete.
     """
     sample = plain_walk(data, 0, _SAMPLE_FRAMES + 1)
@@ -68,7 +68,7 @@ def frame_starts(data: Bytes) -> Offsets:
 def _equal_frames(data: Bytes, size: int) -> Offsets:
     """The frames from offset 0 up to the first one of another size.
 
-    Empty if a few samples show that there is no use in looking at every place.
+    Empty if a few samples show that it is no use looking at every place.
     """
     total_body = _body_lengths(data)
     starts = np.arange(0, len(total_body), size)
@@ -86,13 +86,13 @@ def _body_lengths(data: Bytes) -> Offsets:
 
 
 def frame_end(data: Bytes, start: int) -> int:
-    """Where the frame ends whose header is there; the rest of it need not be."""
+    """Where the frame at ``start`` ends; only its header need be in the buffer."""
     (body_length,) = _unpack_body_length(data.data, start)
     return start + HEADER_SIZE + int(body_length)
 
 
 def plain_walk(data: Bytes, at: int = 0, count: int = sys.maxsize, until: int = sys.maxsize) -> Offsets:
-    """Up to ``count`` frame starts from ``at`` on and before ``until``, one after the other."""
+    """Up to ``count`` frame starts from ``at`` on and before ``until``, found one by one."""
     view = data.data
     starts: list[int] = []
     append, unpack_from = starts.append, _unpack_body_length
@@ -106,9 +106,9 @@ def plain_walk(data: Bytes, at: int = 0, count: int = sys.maxsize, until: int = 
 
 
 def lockstep_walk(data: Bytes, sample: Offsets) -> Offsets:
-    """All frame starts, by many walks at once that are checked against each other.
+    """All frame starts, found by many parallel walks that are checked against each other.
 
-    ``sample`` are the first ones, two at least: frames further on are expected to be like them.
+    ``sample`` holds the first starts, at least two: later frames are expected to be like these.
     """
     lanes = np.concatenate((sample[-1:], _guess_starts(data, sample)))
     walked, bounds, ends = _walk_lanes(data, lanes)
@@ -119,19 +119,19 @@ def _guess_starts(data: Bytes, sample: Offsets) -> Offsets:
     """Places, one in each stretch of the buffer, that look like a header of the kind that was just seen.
 
     A stretch is searched a little farther than the longest frame of the sample reaches. One where nothing is
-    found simply has no walk of its own.
+    found gets no walk.
     """
     known = sample.tolist()
     sizes = [end - start for start, end in pairwise(known)]
     lane_bytes = min(sum(sizes) * _FRAMES_PER_LANE // len(sizes), _MAX_LANE_BYTES)
     window = min(max(sizes) * 17 // 16, lane_bytes)
     first, seen = known[-1] + lane_bytes, known[-2]
-    # The last lanes stop short of the end of the buffer, so that a right guess never walks out of it.
+    # The last lanes stop short of the end of the buffer, so a right guess never walks out of it.
     count = (len(data) - first - window) // lane_bytes - 1
     if count <= 0:
         return np.empty(0, dtype=np.int64)
-    # Copied together first: one long comparison is faster than many short ones. What is found across the seam
-    # of two stretches is a wrong guess like any other.
+    # Copied together first: one long comparison is faster than many short ones. A match across the seam of
+    # two stretches is a wrong guess like any other.
     stretches = np.ndarray((count, window), np.uint8, data, first, (lane_bytes, 1)).flatten()
     reach = len(stretches) - _KIND_AT[-1]
     alike = stretches == data[seen]
@@ -148,9 +148,9 @@ def _guess_starts(data: Bytes, sample: Offsets) -> Offsets:
 def _walk_lanes(data: Bytes, lanes: Offsets) -> tuple[Offsets, Offsets, Offsets]:
     """Walk on from each lane's start until the next lane's start is reached or passed.
 
-    Gives all positions in ascending order, for each lane where its positions end in there, and where each
-    walk stands. The few walks that need more steps than the others are left where they are, so that one lane
-    of tiny frames does not hold up all of them.
+    Returns all positions in ascending order, for each lane the index where its positions end, and where each
+    walk stopped. The few walks that need more steps than the others are left unfinished, so one lane of tiny
+    frames does not hold up the rest.
     """
     last = len(data) - HEADER_SIZE
     limits = np.empty_like(lanes)
@@ -159,10 +159,10 @@ def _walk_lanes(data: Bytes, lanes: Offsets) -> tuple[Offsets, Offsets, Offsets]
     table = np.empty((_MAX_STEPS + 1, len(lanes)), dtype=np.int64)
     table[0] = at = lanes
     is_inside = True
-    # The headers that were passed are added in the end: in here the buffer moves and not the positions.
+    # The sizes of the headers passed are added at the end: in the loop the buffer moves, not the positions.
     for step in range(min(_MAX_STEPS, last // HEADER_SIZE + 1)):
         passed = step * HEADER_SIZE
-        # Lanes that have passed their limit walk on with the others, which is cheaper than to hold them back.
+        # Lanes that have passed their limit walk on with the others, which is cheaper than stopping them.
         try:
             body = total_body[passed:][at if is_inside else np.minimum(at, last - passed)]
         except IndexError:  # a guess was wrong, or frames are smaller than they were
@@ -176,23 +176,23 @@ def _walk_lanes(data: Bytes, lanes: Offsets) -> tuple[Offsets, Offsets, Offsets]
     table = table[: step + 2]
     table += np.arange(0, len(table) * HEADER_SIZE, HEADER_SIZE)[:, np.newaxis]
     real = table < limits
-    # The last step is only there to stand on, so that a walk that is not finished has an end as well.
+    # The last step only says where an unfinished walk stopped.
     real[-1] = False
     counts = np.add.reduce(real.view(np.uint8), axis=0, dtype=np.uint8)  # fewer than 256 steps
     return table.T[real.T], np.cumsum(counts, dtype=np.int64), table[counts, np.arange(len(lanes))]
 
 
 def _join(data: Bytes, lanes: Offsets, walked: Offsets, bounds: Offsets, ends: Offsets) -> list[Offsets]:
-    """The positions that the walk from the first lane's start really visits, in pieces."""
+    """The positions that a plain walk from the first lane's start would visit, in pieces."""
     pieces: list[Offsets] = []
     index = 0
     # Lanes whose walk does not end where the next one begins; the last lane has no next one.
     for lane in np.flatnonzero(ends[:-1] != lanes[1:]).tolist():
         if bounds[lane] <= index:
-            continue  # the real walk passed it by
+            continue  # the real walk has passed it
         pieces.append(walked[index : bounds[lane]])
         index, at, next_lane = int(bounds[lane]), int(ends[lane]), int(lanes[lane + 1])
-        if at < next_lane:  # only not finished, as it seems
+        if at < next_lane:  # it seems to be merely unfinished
             more = plain_walk(data, at, until=next_lane)
             pieces.append(more)
             at = frame_end(data, int(more[-1]))
@@ -204,8 +204,10 @@ def _join(data: Bytes, lanes: Offsets, walked: Offsets, bounds: Offsets, ends: O
 
 
 def _walk_until_met(data: Bytes, at: int, walked: Offsets, pieces: list[Offsets]) -> int:
-    """Walk on plainly to a position that another walk has visited: its index in there, or the length of it
-    where the buffer has ended. What lies between is added to the pieces."""
+    """Walk on plainly to a position in ``walked``: its index, or ``len(walked)`` at the end of the buffer.
+
+    The positions before it are added to ``pieces``.
+    """
     burst = _FRAMES_PER_LANE
     while True:
         more = plain_walk(data, at, burst + 1)

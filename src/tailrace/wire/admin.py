@@ -16,8 +16,8 @@ JSON = int(Datatype.JSON)
 
 _CODE = struct.Struct(">H")
 VB_SEQNO = struct.Struct(">HQ")  # vbucket id and seqno, in answers and in filters
-OBSERVED_KEY = struct.Struct(">HH")  # vbucket id and length of the key behind it
-OBSERVED_STATE = struct.Struct(">BQ")  # behind the key: its state and its CAS
+OBSERVED_KEY = struct.Struct(">HH")  # vbucket id and length of the key that follows
+OBSERVED_STATE = struct.Struct(">BQ")  # after the key: its state and its CAS
 
 
 # answers
@@ -25,7 +25,7 @@ OBSERVED_STATE = struct.Struct(">BQ")  # behind the key: its state and its CAS
 
 @message
 class RandomKeyResponse(Response):
-    """Some document; older descriptions leave the flags out, so both are accepted."""
+    """Some document; older descriptions leave the flags out, so both forms are accepted."""
 
     LAYOUTS = (NO_EXTRAS, layout("I flags  chosen by the writer, opaque to us"))
     KEY = Part.REQUIRED
@@ -36,7 +36,7 @@ class RandomKeyResponse(Response):
 
 @message
 class ValueResponse(Response):
-    """An answer that is all value: a text, a JSON document, a list."""
+    """An answer with nothing but a value: a text, a JSON document, a list."""
 
     VALUE = Part.OPTIONAL
 
@@ -116,7 +116,7 @@ OBSERVE_SEQNO_FAILED_OVER = struct.Struct(">BHQQQQQ")
 
 @message
 class ObserveSeqnoResponse(Response):
-    """How far a vbucket is persisted; format 1 where the UUID sent is an older one.
+    """How far a vbucket is persisted; format 1 if the UUID sent is an older one.
 
     The value: u8 format, u16 vbucket, u64 current UUID, u64 persisted seqno, u64 current seqno, and in format
     1 u64 the UUID that was sent, u64 the seqno at which that history ended.
@@ -491,7 +491,7 @@ class DelVBucket(Message):
 
 @message
 class GetAllVbSeqnos(Message):
-    """Asks for the high seqnos of all vbuckets in a state, perhaps of one collection."""
+    """Asks for the high seqnos of all vbuckets in a state, or of one collection in them."""
 
     OPCODE = Op.GET_ALL_VB_SEQNOS
     LAYOUTS = (
@@ -576,7 +576,7 @@ class SeqnoPersistence(Message):
 
 @message
 class StopPersistence(Message):
-    """From now on nothing is written to disk, so a kill loses it."""
+    """Stops writing to disk; a kill loses what is written after it."""
 
     OPCODE = Op.STOP_PERSISTENCE
     RESPONSE = Response
@@ -584,7 +584,7 @@ class StopPersistence(Message):
 
 @message
 class StartPersistence(Message):
-    """The queue is written to disk again."""
+    """Resumes writing the queue to disk."""
 
     OPCODE = Op.START_PERSISTENCE
     RESPONSE = Response
@@ -704,7 +704,7 @@ class Rewind(Message):
 
     @property
     def vbuckets(self) -> list[int]:
-        """Which vbuckets; empty is all."""
+        """The vbuckets; empty means all."""
         return _codes("rewind", self.value)
 
     def check_fields(self) -> None:

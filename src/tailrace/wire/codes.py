@@ -238,14 +238,14 @@ class UprBOpcode(IntEnum):
 
 
 class UprBStreamEnd(IntEnum):
-    """Flag of a draft B stream end (other numbers than draft A and DCP: erratum B6)."""
+    """Flag of a draft B stream end; its numbers differ from draft A and DCP (erratum B6)."""
 
     OK = 0
     STATE_CHANGED = 1
 
 
 class UprBVBucketState(IntEnum):
-    """VBucket states inside draft B: pending and replica are swapped against all others (erratum B5)."""
+    """VBucket states in draft B: pending and replica are swapped compared with all others (erratum B5)."""
 
     ACTIVE = 1
     PENDING = 2
@@ -283,7 +283,7 @@ class DcpOpcode(IntEnum):
 
 
 CHANGE_STREAM_OPCODES = range(0x50, 0x68)
-"""Opcodes that belong to DCP or draft B and to nobody else."""
+"""Opcodes that belong only to DCP or draft B."""
 
 
 class Status(IntEnum):
@@ -377,7 +377,7 @@ class Status(IntEnum):
 
 
 def status_name(status: int) -> str:
-    """The name of a status, also of one that we don't know."""
+    """The name of a status, known or not."""
     try:
         return Status(status).name
     except ValueError:
@@ -581,7 +581,7 @@ class StreamEndStatus(IntEnum):
 
 
 class SystemEventId(IntEnum):
-    """What a DCP system event tells."""
+    """What a DCP system event is about."""
 
     COLLECTION_BEGIN = 0
     COLLECTION_END = 1
@@ -592,7 +592,7 @@ class SystemEventId(IntEnum):
 
 
 SCOPE_EVENTS = frozenset({SystemEventId.SCOPE_CREATED, SystemEventId.SCOPE_DROPPED})
-"""Those about a scope; all others are about a collection."""
+"""The events about a scope; all others are about a collection."""
 
 
 class ControlKey:

@@ -1,6 +1,6 @@
 """The messages of DCP between any producer and reader or replica, and their answers.
 
-Those that only the copies of a vbucket exchange are in `dcp_replication`.
+The messages that only copies of a vbucket exchange are in `dcp_replication`.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class DcpStreamRequestResponse(DcpFailoverLogResponse):
 
     @property
     def rollback_seqno(self) -> int:
-        """Where to go back to; the seqno may stand in the value or in the extras."""
+        """The seqno to go back to; it may be in the value or in the extras."""
         if self.status != Status.ROLLBACK or len(self.value) != _SEQNO.size:
             raise MalformedMessage(f"a rollback answer has 8 bytes, not {len(self.value)}")
         seqno: int = _SEQNO.unpack(self.value)[0]
@@ -333,12 +333,12 @@ class DcpSnapshotMarker(Message):
 
     @staticmethod
     def body_v2_2(*fields: int) -> bytes:
-        """Extras and value in V2.2, of its fields in their order."""
+        """Extras and value of a V2.2 marker, from its fields in order."""
         return b"\2" + _MARKER_V2_2.pack(*fields)
 
     @classmethod
     def read_range(cls, body: memoryview, extras_length: int) -> tuple[int, int, int, int | None] | None:
-        """Start, end, flags and purge seqno, without making a message; None: `decode` says what is wrong."""
+        """Start, end, flags and purge seqno without making a message; None if `decode` would refuse it."""
         size = len(body)
         if extras_length == 1:
             if size == 1 + _MARKER_V2_2.size and body[0] == 2:
@@ -421,7 +421,7 @@ DELETION_V2 = layout("""
 
 @message
 class DcpDeletion(Message):
-    """A document was deleted. V2 exactly when the connection was opened with delete times."""
+    """A document was deleted. V2 is sent exactly if the connection was opened with delete times."""
 
     OPCODE = DcpOpcode.DELETION
     LAYOUTS = (DELETION_V1, DELETION_V2)
@@ -552,7 +552,7 @@ COLLECTION_EVENT = layout("""
     I collection_id  the collection
     I max_ttl        the collection's longest time to live in seconds
 """)
-"""The value of a system event that is made of integers; without what an event does not have."""
+"""A system event's value as integers; an event leaves out what it does not have."""
 
 _WITH_TTL, _OF_COLLECTION, _OF_SCOPE = (
     COLLECTION_EVENT.size,
@@ -566,7 +566,7 @@ _EVENT_SIZES: dict[int, dict[int, int]] = {
     SystemEventId.SCOPE_DROPPED: {0: _OF_SCOPE},
     SystemEventId.COLLECTION_MODIFIED: {},
 }
-"""By event and version, the size of the value."""
+"""The size of the value, by event and version."""
 
 _MANIFEST_UID, _SCOPE_ID, _COLLECTION_ID, _MAX_TTL = (field.place for field in COLLECTION_EVENT.fields)
 
@@ -615,11 +615,11 @@ class DcpSystemEvent(Message):
 
     @property
     def history(self) -> bool | None:
-        """Whether every version of the collection's documents is kept, if the event tells."""
+        """Whether every version of the collection's documents is kept, if the event says so."""
         return self.content().history
 
     def content(self) -> EventContent:
-        """All that the value says; ValueError if it is none."""
+        """All that the value says; ValueError if it is malformed."""
         if self.version == 2:
             return flatbuffer_event(self.event, self.value)
         places = (_MANIFEST_UID, _SCOPE_ID, _COLLECTION_ID, _MAX_TTL)
@@ -636,7 +636,7 @@ class DcpSystemEvent(Message):
         check_seqno("dcp system event", self.by_seqno)
         sizes = _EVENT_SIZES.get(self.event)
         if sizes is None:
-            return  # an event of a later server: kept as it came
+            return  # an event of a later server is kept as it came
         if self.version in sizes and len(self.value) != sizes[self.version]:
             raise MalformedMessage(
                 f"dcp system event {self.event}: version {self.version} has a value of "
@@ -696,7 +696,7 @@ def _check_stream_flags(what: str, flags: int) -> None:
 
 
 def check_seqno(what: str, seqno: int) -> None:
-    """`MalformedMessage` for the seqno that no change has."""
+    """Raise `MalformedMessage` for seqno 0, which no change has."""
     if not seqno:
         raise MalformedMessage(f"{what}: seqno 0 names no change")
 
@@ -704,14 +704,14 @@ def check_seqno(what: str, seqno: int) -> None:
 STREAM_ID_FRAME = RequestFrameId.DCP_STREAM_ID << 4 | 2
 """The first byte of the framing extras that name a stream."""
 STREAM_ID_SIZE = 3
-"""How many bytes they have."""
+"""How many bytes those have."""
 
 
 def _with_stream_id(frame: Frame) -> Frame:
-    """A removal whose stream id is counted as framing extras.
+    """A removal's frame, with its stream id counted as framing extras.
 
-    Servers put it there and say that the framing extras have no bytes. No seqno, which would be there
-    otherwise, is so high that it begins with that byte.
+    Servers write the stream id there but give the framing extras a length of 0. Without it a seqno would be
+    there, and no seqno is so high that it begins with that byte.
     """
     body = frame.body
     if (

@@ -1,4 +1,4 @@
-"""The messages of DCP that only copies of one vbucket exchange: durable writes, the transfer of a cache."""
+"""The messages of DCP that only copies of one vbucket exchange: durable writes and cache transfers."""
 
 from __future__ import annotations
 

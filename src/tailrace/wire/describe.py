@@ -1,13 +1,13 @@
 """Any frame as readable text and as a JSON object, with names beside the numbers.
 
-What a message says comes from its declaration: the fields of its extras, and its public properties, which are
-what it reads out of its value. The JSON object has
+What a message says comes from its declaration: the fields of its extras, and its public properties, which
+read its value. The JSON object has
 
     dialect, direction, magic, opcode, name, vbucket or status, opaque, cas, datatype (draft A: subtype),
     frame_info, extras{…}, key, value_length, value{…}, notes
 
-``value`` only where the value is understood; documents are not shown. 64-bit ids and CAS are strings, seqnos
-are integers, ``x_name`` or ``x_names`` says what the number ``x`` means.
+``value`` is there only if the value is understood; documents are not shown. 64-bit ids and CAS are strings,
+seqnos are integers, ``x_name`` or ``x_names`` says what the number ``x`` means.
 """
 
 from __future__ import annotations
@@ -61,21 +61,21 @@ _MEANINGS: Mapping[type[Message], Mapping[str, type[IntEnum] | type[IntFlag]]] =
     kv.SetWithMeta: {"options": codes.WithMetaOption},
     kv.GetMetaResponse: {"stored_datatype": Datatype},
 }
-"""Which names the numbers of a field have; a message that inherits from one here shares its names."""
+"""The enum that names the numbers of a field; a subclass of a message here shares its names."""
 
 _IDS = frozenset({"cas", "meta_cas", "vb_uuid", "current_vb_uuid", "manifest_uid", "checkpoint_id"})
-"""64-bit numbers that are only ever compared: strings in JSON, because many readers have no such integers."""
+"""64-bit numbers that are only ever compared: strings, because many JSON readers have no such integers."""
 
 _TIMES = frozenset({"expiry", "item_expiry", "delete_time", "purge_before_s"})
 
 _FILLERS = frozenset({"reserved", "unused", "padding"})
-"""Fields that should be 0; text shows them where they are not."""
+"""Fields that should be 0; text shows them only if they are not."""
 
 _RELATIVE_S = 30 * 24 * 3600
 """An expiry up to here is a number of seconds from now in a write command, not a date."""
 
 _LAST_TIME_S = 253_402_300_799
-"""The end of the year 9999, the last that a calendar has; a field of 64 bits can say more."""
+"""The end of the year 9999, the last that `datetime` has; a 64-bit field can go beyond it."""
 
 _DURATIONS = (codes.ResponseFrameId.SERVER_DURATION, codes.ResponseFrameId.THROTTLE_DURATION)
 
@@ -95,7 +95,7 @@ class Description:
     direction: Direction
     kind: type[Message]
     message: Message | None
-    """None where the frame is not what its opcode asks for; a note tells why."""
+    """None if the frame is not what its opcode requires; a note says why."""
     notes: list[str] = field(default_factory=list)
     offset: int = 0
     """Where the frame begins in its stream of bytes."""
@@ -128,12 +128,12 @@ class Description:
 
     @property
     def key(self) -> bytes:
-        """The key; TAP has it behind the engine-private section."""
+        """The key; TAP has it after the engine-private section."""
         return self.message.key if self.message is not None else self.frame.key
 
     @property
     def value_length(self) -> int:
-        """Bytes behind the key."""
+        """Bytes after the key."""
         length = len(self.frame.value)
         message = self.message
         if isinstance(message, tap.TapCheckpointStart | tap.TapCheckpointEnd) and message.item_flags is None:
@@ -220,18 +220,18 @@ class Description:
         try:
             infos = decode_frame_infos(self.frame.framing)
         except MalformedMessage:
-            yield {"hex": self.frame.framing.hex()}  # the note about it stands in `notes`
+            yield {"hex": self.frame.framing.hex()}  # `notes` has a note about it
             return
         for info in infos:
             shown = _number("id", info.id, names)
             if info.data:
                 shown["data"] = int.from_bytes(info.data, "big") if len(info.data) <= 2 else info.data.hex()
-            with suppress(MalformedMessage):  # what is no durability or duration is bytes
+            with suppress(MalformedMessage):  # a malformed durability or duration stays bytes
                 shown |= _meant(names, info)
             yield shown
 
     def _extras(self) -> dict[str, Any]:
-        """What the message says beyond header, key and value; bare bytes where nobody knows."""
+        """What the message says beyond header, key and value; raw bytes if that is unknown."""
         message = self.message
         if message is None or isinstance(message, Unknown):
             return {"hex": self.frame.extras.hex()} if self.frame.extras else {}
@@ -283,7 +283,7 @@ class Description:
 def describe(
     frame: Frame, dialect: Dialect, direction: Direction, notes: Iterable[str] = (), *, offset: int = 0
 ) -> Description:
-    """Name a frame; this never fails, a malformed one gets a note that tells what is wrong."""
+    """Name a frame. This never fails: a malformed frame gets a note that says what is wrong."""
     kind = dialect.find(frame, direction)
     message: Message | None = None
     remarks = list(notes)
@@ -301,11 +301,11 @@ def describe(
 
 
 def _request_of(description: Description) -> type[Message]:
-    """The class of a message, of an answer that of its request."""
+    """The class of a message; for an answer, the class of its request."""
     kind = description.kind
     if not issubclass(kind, Response):
         return kind
-    # draft A has answers of its own; whatever is a `Response` there answers a key-value command
+    # draft A has its own answers; a `Response` there answers a key-value command
     answered = description.frame.magic == Magic.SERVER_RESPONSE
     asked = Frame(Magic.SERVER_REQUEST if answered else Magic.REQUEST, description.frame.opcode)
     return description.dialect.find(asked, description.direction.opposite)
@@ -333,7 +333,7 @@ def _meaning(kind: type[Message], name: str) -> type[IntEnum] | type[IntFlag] | 
 
 
 def _field(kind: type[Message], name: str, value: Any) -> dict[str, Any]:
-    """A field with the names of what it says."""
+    """A field, with the names of its numbers."""
     meaning = _meaning(kind, name)
     if meaning is not None and isinstance(value, int):
         return _number(name, value, meaning)
@@ -391,7 +391,7 @@ def _text(name: str, data: bytes) -> dict[str, str]:
 
 
 def _readable(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Rows of a JSON object, with names in brackets behind their numbers."""
+    """Rows of a JSON object, with names in brackets after their numbers."""
     for name, value in values.items():
         if name.endswith(("_name", "_names")) and name.rsplit("_", 1)[0] in values:
             continue
@@ -441,13 +441,13 @@ def _time(seconds: int) -> str:
 
 
 def _shown(data: bytes) -> str:
-    """Bytes on one line: text in quotes, with everything that a terminal might obey escaped."""
+    """Bytes on one line: text in quotes, with everything that a terminal might act on escaped."""
     more = f" … {len(data) - _MAX_SHOWN} more" if len(data) > _MAX_SHOWN else ""
     data = data[:_MAX_SHOWN]
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        # a cut through a character is no reason to call a text binary
+        # a character cut in half does not make a text binary
         text = data.decode(errors="ignore") if more else ""
         if len(text.encode()) < len(data) - 3 or not text:
             return f"0x{data.hex()}{more}"

@@ -34,7 +34,7 @@ __all__ = ["DCP", "DIALECTS", "KV", "TAP", "UPR_A", "UPR_B", "Dialect", "Role", 
 
 @dataclass(frozen=True)
 class Dialect:
-    """Which message a frame is."""
+    """A dialect's tables, which say which message a frame is."""
 
     name: str
     messages: tuple[type[Message], ...]
@@ -57,12 +57,12 @@ class Dialect:
         return self._responses.get((direction, frame.opcode), Unknown)
 
     def decode(self, frame: Frame, direction: Direction) -> Message:
-        """The message in a frame, checked; `MalformedMessage` if it is not what its opcode asks for."""
+        """The message in a frame, checked; `MalformedMessage` if it is not what its opcode requires."""
         return self.find(frame, direction).decode(frame)
 
 
 def _messages_of(*modules: ModuleType) -> tuple[type[Message], ...]:
-    """Every message that the modules declare, answers aside, in the order in which they stand there."""
+    """Every message that the modules declare, without answers, in the order of declaration."""
     return tuple(
         declared
         for module in modules
@@ -138,15 +138,15 @@ class Role(Enum):
 
 
 _NEVER_FIRST = range(DcpOpcode.CLOSE_STREAM, CHANGE_STREAM_OPCODES.stop)
-"""Those that bind no connection in any dialect, and come by the thousand."""
+"""Opcodes that bind no connection in any dialect, and come by the thousand."""
 
 
 def bind(frame: Frame, *, first: bool = True) -> tuple[Dialect, Role] | None:
     """The dialect that a request binds its connection to, and the server's role in it.
 
-    None for the ordinary commands, which bind nothing. A change-stream command that can't come first is
-    `MalformedMessage`: it is answered with 0x04 and the connection stays unbound; if it is not the ``first``,
-    it is None. The tests never overlap.
+    None for ordinary commands, which bind nothing. A change-stream command that can't come first raises
+    `MalformedMessage` (the answer is 0x04, the connection stays unbound), or gives None if it is not the
+    ``first``. The conditions never overlap.
     """
     opcode, extras = frame.opcode, frame.extras_length
     if not first and opcode in _NEVER_FIRST:

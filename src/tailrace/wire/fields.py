@@ -35,7 +35,7 @@ __all__ = [
 
 MAX_LOGICAL_KEY = 250
 MAX_KEY_IN_COLLECTION = 246
-"""Of a collection that is not the default one."""
+"""In a collection other than the default one."""
 _RESERVED_COLLECTIONS = range(1, 8)
 _MAX_COLLECTION_ID = 0xFFFF_FFFF
 _PAIR = struct.Struct(">QQ")
@@ -49,7 +49,7 @@ _ESCAPE = 15
 def encode_leb128(number: int) -> bytes:
     """An unsigned 32-bit number, 7 bits a byte, low bits first."""
     if not 0 <= number <= _MAX_COLLECTION_ID:
-        raise ValueError(f"{number} is no unsigned 32-bit number")
+        raise ValueError(f"{number} is not an unsigned 32-bit number")
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -73,8 +73,9 @@ def decode_leb128(data: bytes) -> tuple[int, int]:
 
 
 def checked_key(key: bytes, *, collections: bool) -> int:
-    """The collection of a document's key, which has a prefix with ``collections``; `MalformedMessage` if no
-    document can have that key.
+    """The collection of a document's key; `MalformedMessage` if no document can have that key.
+
+    With ``collections`` the key has a collection prefix.
     """
     collection, prefix = decode_leb128(key) if collections else (0, 0)
     limit = MAX_KEY_IN_COLLECTION if collection else MAX_LOGICAL_KEY
@@ -146,7 +147,7 @@ class Durability:
 
     @classmethod
     def decode(cls, info: FrameInfo) -> Durability:
-        """From a frame info; a wrong level is 0xa0, a wrong shape 0x04."""
+        """Read a frame info; a wrong level is status 0xa0, a wrong shape 0x04."""
         if len(info.data) not in (1, 3):
             raise MalformedMessage("a durability frame has 1 or 3 bytes")
         try:
@@ -171,7 +172,7 @@ class Durability:
 
 
 def decode_duration_us(info: FrameInfo) -> int:
-    """Microseconds that a server worked on a command, or held it back: a curve that fits into 2 bytes."""
+    """Microseconds that a server worked on a command or held it back; the 2 bytes are on a curve."""
     if len(info.data) != 2:
         raise MalformedMessage(f"a duration has 2 bytes, not {len(info.data)}")
     return round(math.pow(int.from_bytes(info.data, "big"), 1.74) / 2)
@@ -184,15 +185,15 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-# Bytes that a JSON text can begin with: most values that are not JSON are known by their first.
+# Bytes that a JSON text can begin with: the first byte rules out most values that are not JSON.
 JSON_STARTS = frozenset(bytes([byte]) for byte in b'{["-0123456789tfn \t\r\n')
 
 JSON_SHAPE = json.JSONDecoder(parse_int=bool, parse_float=bool, parse_constant=_refuse)
-"""Only the shape matters, so numbers are not made: cheaper, and there is no limit on their digits."""
+"""Only the shape matters, so it makes no numbers: cheaper, and their digits are not limited."""
 
 
 def is_json(text: bytes) -> bool:
-    """Whether bytes are one JSON text in UTF-8 of bearable depth, without NaN or Infinity."""
+    """Whether bytes are one JSON text in UTF-8, not too deep, without NaN or Infinity."""
     if text[:1] not in JSON_STARTS:
         return False
     try:
@@ -203,9 +204,9 @@ def is_json(text: bytes) -> bool:
 
 
 def parse_json(text: bytes) -> Any:
-    """The value of a JSON text in UTF-8; `ValueError` if it is none, or none that Python can hold."""
+    """The value of a JSON text in UTF-8; `ValueError` if it is not JSON or Python can't hold it."""
     try:
-        # Bytes would also be taken as UTF-16, and NaN as a number.
+        # Given bytes, json.loads would also read UTF-16; by default it accepts NaN.
         return json.loads(text.decode(), parse_constant=_refuse)
     except RecursionError:
         raise ValueError("JSON is too deep") from None
@@ -217,7 +218,7 @@ def parse_json(text: bytes) -> Any:
 def split_xattrs(value: bytes) -> tuple[dict[str, bytes], bytes]:
     """The xattrs (name to JSON text) and the body of a value with the XATTR bit; 0x87 if it is broken.
 
-    What is given is JSON for everybody who may read it: UTF-8, and without NaN or Infinity.
+    The texts returned are JSON for every reader: UTF-8, and without NaN or Infinity.
     """
     if len(value) < 4:
         raise MalformedMessage("an xattr section has at least 4 bytes", Status.XATTR_EINVAL)

@@ -1,8 +1,8 @@
 """The FlatBuffers in system events: one table of numbers and at most one text.
 
 A table is a signed distance back to its vtable and then its fields; the vtable says at which byte of the
-table each field is (0, or a vtable that is too short: it has its default). All numbers are little-endian, and
-aligned to their own size. What is read comes from outside, so every place is checked.
+table each field is (0, or no entry because the vtable is too short: the default). All numbers are
+little-endian and aligned to their own size. The input comes from outside, so every place is checked.
 
     Collection (created, flushed, modified)  0 uid u64, 1 scope u32, 2 collection u32, 3 has max TTL bool,
                                              4 max TTL u32, 5 name, 6 history bool
@@ -29,7 +29,7 @@ _U16, _U32, _I32 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<i")
 
 
 class EventContent(NamedTuple):
-    """What the value of a system event says, in whichever form."""
+    """What the value of a system event says, in either form."""
 
     manifest_uid: int
     scope_id: int
@@ -39,7 +39,7 @@ class EventContent(NamedTuple):
 
 
 def flatbuffer_event(event: int, value: bytes) -> EventContent:
-    """What a FlatBuffer says: each kind of event has its own table. ValueError if it is none."""
+    """What a FlatBuffer says; each kind of event has its own table. ValueError if it is malformed."""
     content = EventContent(_number(value, 0, "Q"), _number(value, 1, "I"))
     if event not in SCOPE_EVENTS:
         content = content._replace(collection_id=_number(value, 2, "I"))
@@ -50,26 +50,26 @@ def flatbuffer_event(event: int, value: bytes) -> EventContent:
 
 
 def _number(data: bytes, slot: int, code: str) -> int:
-    """The number in a slot of the root table, 0 if it has its default; ``code`` is that of `struct`."""
+    """The number in a slot of the root table, 0 if it has its default; ``code`` is its struct code."""
     try:
         (table,) = _U32.unpack_from(data)
         vtable = table - _I32.unpack_from(data, table)[0]
         if table < _U32.size or vtable < _U32.size:
-            raise ValueError("no FlatBuffer: its vtable is outside of it")
+            raise ValueError("not a FlatBuffer: its vtable is outside it")
         (vtable_size,) = _U16.unpack_from(data, vtable)
         if vtable_size < 4 or vtable_size % 2 or vtable + vtable_size > len(data):
-            raise ValueError("no FlatBuffer: its vtable has no such size")
+            raise ValueError("not a FlatBuffer: its vtable has an impossible size")
         place = 4 + 2 * slot
         if place + 2 > vtable_size:
             return 0
         (offset,) = _U16.unpack_from(data, vtable + place)
         return int(struct.unpack_from("<" + code, data, table + offset)[0]) if offset else 0
     except struct.error:
-        raise ValueError("no FlatBuffer: a field is outside of it") from None
+        raise ValueError("not a FlatBuffer: a field is outside it") from None
 
 
 def event_flatbuffer(event: int, content: EventContent, name: bytes) -> bytes:
-    """What `flatbuffer_event` reads, with the name of what it is about."""
+    """What `flatbuffer_event` reads, with the name of the scope or collection."""
     ids: list[_Field] = [("Q", content.manifest_uid), ("I", content.scope_id)]
     if event == SystemEventId.SCOPE_DROPPED:
         return _table(ids)
@@ -85,16 +85,16 @@ def event_flatbuffer(event: int, content: EventContent, name: bytes) -> bytes:
 
 
 _Field = tuple[str, int | bytes]
-"""The code of a number and the number, or a text."""
+"""A struct code and its number, or `_TEXT` and its bytes."""
 
 
 def _table(fields: Sequence[_Field]) -> bytes:
-    """A buffer with one table, and its text behind it."""
+    """A buffer with one table, followed by its text."""
     count = len(fields)
     vtable_size = 4 + 2 * count
     vtable_at = 4
     table_at = _aligned(vtable_at + vtable_size, 8)
-    # Largest fields first, behind the distance and a gap: the u64 is then aligned. A text is a distance.
+    # Largest fields first, after the distance and a gap, to align the u64. A text's field is a distance.
     places = [0] * count
     at = 8
     for size in (8, 4, 1):

@@ -16,7 +16,7 @@ __all__ = ["Framer"]
 class Framer:
     """Cuts a byte stream into frames.
 
-    The limit is checked as soon as a header is there, before its body is waited for, so what is buffered
+    The limit is checked as soon as a header has arrived, without waiting for its body, so what is buffered
     after all frames have been taken is always less than one frame. After a `FramingError` nothing comes out.
     """
 
@@ -61,20 +61,20 @@ class Framer:
         return Frame.parse(buffer, at)
 
     def frames(self) -> Iterator[Frame]:
-        """All whole frames that are there; the caller may change `limit` between two of them."""
+        """All whole frames in the buffer; the caller may change `limit` between two of them."""
         while (frame := self.maybe_frame()) is not None:
             yield frame
 
     def peek(self) -> memoryview:
-        """What is buffered, to be looked at; to be released before the framer is used again."""
+        """A view of what is buffered; release it before the framer is used again."""
         return memoryview(self._buffer)[self._read :]
 
     def skip(self, size: int) -> None:
-        """Pass over whole frames that `peek` has shown."""
+        """Skip whole frames that `peek` has shown."""
         self._read += size
 
     def take_rest(self) -> bytes:
-        """What is buffered, taken out: for a connection that goes on with another reader."""
+        """Remove and return what is buffered, for a connection that continues with another reader."""
         rest = bytes(self._buffer[self._read :])
         self._buffer.clear()
         self._read = 0

@@ -68,10 +68,10 @@ _LENGTHS = HEADER_LAYOUT.only("magic", "key_length", "extras_length", "body_leng
 
 @dataclass(slots=True)
 class Frame:
-    """A header and its body, before anybody asks what it means.
+    """A header and its body, not interpreted yet.
 
-    ``vbucket`` is bytes 6-7 as they stand: a response calls them `status`. ``body`` is everything behind the
-    framing extras; `extras`, `key` and `value` cut it as every dialect but TAP does.
+    ``vbucket`` is bytes 6-7 as they are: a response calls them `status`. ``body`` is everything after the
+    framing extras; `extras`, `key` and `value` split it as every dialect but TAP does.
     """
 
     magic: int
@@ -128,12 +128,12 @@ class Frame:
 
     @property
     def value(self) -> bytes:
-        """What is left of the body behind extras and key."""
+        """The rest of the body, after extras and key."""
         return self.body[self.extras_length + self.key_length :]
 
     @property
     def is_request(self) -> bool:
-        """Whether the magic is one of the three that ask."""
+        """Whether the magic is one of the three of requests."""
         return self.magic in _REQUESTS
 
     @property
@@ -181,8 +181,8 @@ def check_magic(byte: int) -> None:
 def frame_size(buffer: bytes | bytearray | memoryview, offset: int = 0, limit: int = MAX_FRAME) -> int:
     """How many bytes the frame at ``offset`` has, from its header alone.
 
-    Refuses at once what can't be framed: a magic that nobody knows, a size above the limit, and lengths that
-    don't fit into the body. There is no way to find the next frame after that.
+    Raises `FramingError` for an unknown magic, a size above the limit, and lengths that don't fit into the
+    body. There is no way to find the next frame after that.
     """
     magic, keys, extras_length, total = _LENGTHS.unpack_from(buffer, offset)
     check_magic(magic)

@@ -1,6 +1,6 @@
 """Document commands and their answers.
 
-A quiet command is its loud sibling with another opcode: it says nothing where nothing is to be said.
+A quiet command is an ordinary one with another opcode: it is not answered on success, or on a miss.
 Answers are shapes that several commands share; their opcode is that of the request.
 """
 
@@ -136,7 +136,7 @@ class GetKQ(Get):
 
 @message
 class GetReplica(Get):
-    """Reads a document from a replica of its vbucket, and from nothing else."""
+    """Reads a document, only from a replica of its vbucket."""
 
     OPCODE = Op.GET_REPLICA
 
@@ -219,7 +219,7 @@ class DeleteQ(Delete):
 
 @message
 class Increment(Message):
-    """Adds to a counter, modulo 2^64; expiry 0xffffffff: don't create it."""
+    """Adds to a counter, modulo 2^64; an expiry of 0xffffffff means don't create it."""
 
     OPCODE = Op.INCREMENT
     LAYOUTS = (
@@ -326,7 +326,7 @@ class GatQ(Gat):
 
 @message
 class GetLocked(Message):
-    """Reads a document and locks it for writers without its CAS."""
+    """Reads a document and locks it against writers without its CAS."""
 
     OPCODE = Op.GET_LOCKED
     LAYOUTS = (NO_EXTRAS, layout("I lock_s  seconds; 0 or above 30 means 15"))
@@ -352,7 +352,7 @@ class UnlockKey(Message):
 
 @message
 class GetMeta(Message):
-    """Reads a document's metadata, also that of a tombstone."""
+    """Reads the metadata of a document or a tombstone."""
 
     OPCODE = Op.GET_META
     LAYOUTS = (NO_EXTRAS, layout("B version  1, or 2 for the datatype too"))
@@ -386,7 +386,7 @@ _NMETA = layout("H nmeta  bytes of extended metadata after the value; ignored")
 
 @message
 class SetWithMeta(Message):
-    """Stores a document with the metadata that it has elsewhere, if it wins against the one that is here."""
+    """Stores a document with the metadata that it has elsewhere, if it wins over the one that is here."""
 
     OPCODE = Op.SET_WITH_META
     LAYOUTS = (_META, _META + _NMETA, _META + _OPTIONS, _META + _OPTIONS + _NMETA)
@@ -472,7 +472,7 @@ class RangeScanItemsResponse(Response):
     """Some of a scan's items. 0xa6 (there are more) and 0xa7 (that was all) are answers of the same shape.
 
     A key is a LEB128 length and the key, without its collection; a document is u32 flags, u32 expiry,
-    u64 seqno, u64 CAS, u8 datatype, then key and value, each behind its LEB128 length.
+    u64 seqno, u64 CAS, u8 datatype, then key and value, each after its LEB128 length.
     """
 
     OK = frozenset({Status.SUCCESS, Status.RANGE_SCAN_MORE, Status.RANGE_SCAN_COMPLETE})
@@ -485,10 +485,10 @@ class RangeScanItemsResponse(Response):
 
 @message
 class RangeScanCreate(Message):
-    """Begins to read the documents of a vbucket in the order of their keys, or some of them.
+    """Begins to read the documents of a vbucket, or some of them, in key order.
 
-    The value is a JSON object: ``collection``, ``key_only``, ``range`` or ``sampling``, and what of the
-    vbucket must be on disk (``snapshot_requirements``).
+    The value is a JSON object: ``collection``, ``key_only``, ``range`` or ``sampling``, and what must be on
+    disk first (``snapshot_requirements``).
     """
 
     OPCODE = Op.RANGE_SCAN_CREATE
@@ -500,7 +500,7 @@ class RangeScanCreate(Message):
 
 @message
 class RangeScanContinue(Message):
-    """Asks for the next items of a scan; a limit of 0 is none. Any number of answers."""
+    """Asks for the next items of a scan; a limit of 0 means none. It gets any number of answers."""
 
     OPCODE = Op.RANGE_SCAN_CONTINUE
     LAYOUTS = (

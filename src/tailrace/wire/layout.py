@@ -1,16 +1,16 @@
 """Layouts: the fixed fields of headers and extras, declared once, and everything that is derived from them.
 
     CAS_LAYOUT = layout('''
-        I opaque  chosen by who asks
+        I opaque  chosen by the requester
         Q cas     the version
     ''')
     CAS_LAYOUT.struct                        packs and unpacks all fields
     CAS_LAYOUT.at("cas")                     where a field begins
-    CAS_LAYOUT.only("cas").struct            packs and unpacks some fields; the others are zeros, or skipped
+    CAS_LAYOUT.only("cas").struct            packs and unpacks some fields; the others are zero or skipped
     record(CAS_LAYOUT)                       the same bytes as a numpy record, for many at a time
-    (HEADER_LAYOUT + MUTATION).only(...)     a header with the extras behind it
+    (HEADER_LAYOUT + MUTATION).only(...)     a header with the extras after it
 
-Whoever reads or writes bytes without making messages of them takes places and sizes from here, never as
+Code that reads or writes bytes without making messages takes places and sizes from here and has no such
 numbers of its own.
 """
 
@@ -46,7 +46,7 @@ class Field:
 
     @property
     def place(self) -> slice:
-        """Where its bytes stand."""
+        """Where its bytes are."""
         return slice(self.offset, self.offset + self.size)
 
 
@@ -72,7 +72,7 @@ class Layout:
         assert self.size == offset
 
     def __add__(self, more: Layout) -> Layout:
-        """This layout with more fields behind it; neither has gaps."""
+        """This layout with more fields after it; neither has gaps."""
         fields = (*self.fields, *more.fields)
         joined = Layout((field.code, field.name, field.about) for field in fields)
         assert joined.size == self.size + more.size
@@ -87,14 +87,14 @@ class Layout:
         return self.field(name).offset
 
     def until(self, name: str) -> Layout:
-        """The fields before one of them."""
+        """The fields before this one."""
         before = self.fields[: self.names.index(name)]
         return Layout((field.code, field.name, field.about) for field in before)
 
     def only(self, *wanted: str) -> Layout:
         """The same bytes with some of the fields, in their order; the rest are gaps.
 
-        ``magic+opcode`` takes neighbours as one number, named like that. ``opaque:4s`` reads a field with
+        ``magic+opcode`` reads neighbours as one number of that name. ``opaque:4s`` reads a field with
         another code of the same size.
         """
         declared: list[tuple[str, str, str]] = []
@@ -127,13 +127,13 @@ def layout(text: str) -> Layout:
 
 
 def numpy_code(field: Field) -> str:
-    """What numpy calls the type of a field; bytes, if it is no number."""
+    """The numpy code for a field's type; raw bytes if it is not a number."""
     return _NUMPY_CODES.get(field.code, f"V{field.size}")
 
 
 def record(of: Layout) -> np.dtype[np.void]:
-    """A layout as a numpy record, whose fields have the layout's names; a gap of it has none."""
-    import numpy as np  # not for those who only encode and decode messages
+    """A layout as a numpy record with the same field names; gaps have none."""
+    import numpy as np  # encoding and decoding messages does not need it
 
     return np.dtype(
         {

@@ -1,10 +1,10 @@
-"""The packets that the protocol documents draw but no socket can carry, read all the same.
+"""Reads packets that the protocol documents draw but no socket can carry.
 
 Some drawings contradict their own length fields (errata A1, A2, A4, A6, A10 to A13, B2, D2, T5, T6, T8 and
-T10 of `docs/dialects.md`). On a connection the header is the truth and such bytes are an error. Here the
-whole packet is given, so the number of bytes that are there and the documented places of the fields are the
-truth, and a note names the erratum. So it does where a packet can be carried, but is not what the resolution
-of an erratum asks for. Only `tailrace decode` uses this.
+T10 of `docs/dialects.md`). On a connection the header decides, and such bytes are an error. Here the whole
+packet is given, so its size and the documented places of the fields decide, and a note names the erratum. A
+packet that can be carried, but is not what the resolution of an erratum requires, gets a note too. Only
+`tailrace decode` uses this.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def erratum(name: str, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """A packet with its lengths put right."""
+    """A packet with its lengths corrected."""
 
     frame: Frame
     dialect: Dialect
@@ -54,10 +54,10 @@ class Mended:
 
 @dataclass(frozen=True)
 class _Drawing:
-    """One drawn packet whose lengths are wrong: how to know it, and what is right."""
+    """One drawn packet whose lengths are wrong: how to recognise it, and what is right."""
 
     errata: Mapping[str, str]
-    """By erratum the length that is wrong: ``extras``, ``body``, ``lengths`` (both) or ``private``."""
+    """The wrong length, by erratum: ``extras``, ``body``, ``lengths`` (both) or ``private``."""
     dialect: Dialect
     direction: Direction
     magic: Magic
@@ -90,7 +90,7 @@ class _Drawing:
             "extras": extras,
             "body": body,
             "lengths": f"{extras}; {body}",
-            "private": "engine private is said to be 4, the checkpoint id has 8 bytes",
+            "private": "engine private is given as 4, but the checkpoint id has 8 bytes",
         }
         return tuple(erratum(name, said[wrong]) for name, wrong in self.errata.items())
 
@@ -192,7 +192,7 @@ _DRAWINGS = (
 
 
 def mend(packet: bytes, dialect: Dialect | None = None) -> Mended | None:
-    """The message in a packet whose lengths are wrong in a known way; None if it is no such packet."""
+    """The message in a packet whose lengths are wrong in a known way; None for any other packet."""
     if len(packet) < HEADER_SIZE:
         return None
     magic, opcode, key_length, extras_length, datatype, vbucket, announced, opaque, cas = HEADER.unpack_from(
@@ -283,10 +283,10 @@ def _tolerated_tap(frame: Frame, direction: Direction) -> list[str]:
     elif direction is _TO_RECEIVER and frame.extras_length == 8:
         private = int.from_bytes(frame.extras[:2], "big")
         if opcode == TapOpcode.VBUCKET_SET and private == 0 and len(frame.value) == 4:
-            notes.append(erratum("T4", "engine private is said to be 0, the state follows all the same"))
+            notes.append(erratum("T4", "engine private is given as 0, but the state follows"))
         checkpoint = _CHECKPOINTS.get(opcode)
         if checkpoint and private != 8 and len(frame.value) == 8:
-            notes.append(erratum(checkpoint, f"engine private is said to be {private}, the id has 8 bytes"))
+            notes.append(erratum(checkpoint, f"engine private is given as {private}, but the id has 8 bytes"))
         if opcode == TapOpcode.OPAQUE:
             code = int.from_bytes(frame.value[:4], "big")
             if code not in TapOpaque.__members__.values():

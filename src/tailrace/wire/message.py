@@ -1,11 +1,11 @@
-"""How a message is declared: a layout, what of key and value it has, and checks of its own.
+"""How a message is declared: a layout, which of key and value it has, and its own checks.
 
-A message class is its own documentation. The layout lines name each field of the extras with its struct code,
-its place follows from the order, and encoder, decoder, validator and the docs pages are all made from them:
+A message class is its own documentation. Each layout line names a field of the extras and its struct code;
+the order gives the field's place. Encoder, decoder, validator and the docs pages are all made from them:
 
     @message
     class SeqnoAdvanced(Message):
-        '''The stream moved on although the change there is not for it.'''
+        '''The stream has passed this seqno; the change there is not for this reader.'''
 
         OPCODE = DcpOpcode.SEQNO_ADVANCED
         LAYOUTS = (layout("Q by_seqno  position that the stream has reached"),)
@@ -16,7 +16,7 @@ A message with several layouts (a deletion is 18 or 21 bytes) declares the field
 ``int | None``; None means that the layout without them is sent. Unknown flags and values are kept as they
 came.
 
-``super()`` is spelled out everywhere: a dataclass with slots is a new class, and the short form looks for the
+``super()`` always gets its arguments: a dataclass with slots is a new class, and the short form looks up the
 old one.
 """
 
@@ -67,8 +67,8 @@ _FORBIDDEN, _REQUIRED = Part.FORBIDDEN, Part.REQUIRED
 class Direction(enum.Enum):
     """Who a message goes to: the producer, or the receiver (a reader or a replica).
 
-    On a key-value connection the server stands on the producer's side. The values are what `tailrace decode`
-    has always said; scripts compare them, so the protocol's own word for a receiver stays there.
+    On a key-value connection the server counts as the producer. The values are what `tailrace decode` has
+    always printed; scripts compare them, so they keep the protocol's own word for a receiver.
     """
 
     TO_PRODUCER = "to-producer"
@@ -76,7 +76,7 @@ class Direction(enum.Enum):
 
     @property
     def opposite(self) -> Direction:
-        """The way back."""
+        """The other direction."""
         return Direction.TO_RECEIVER if self is Direction.TO_PRODUCER else Direction.TO_PRODUCER
 
 
@@ -85,9 +85,9 @@ T = TypeVar("T", bound="Message")
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(field,))
 def message(cls: type[T]) -> type[T]:
-    """Make a message class of a declaration.
+    """Make a message class from a declaration.
 
-    What dataclasses would generate for every one of two hundred classes is in their base where it can be: the
+    Where possible, `Message` has what dataclasses would generate for each of two hundred classes: generated
     code is compiled whenever a process starts.
     """
     made = dataclass(slots=True, kw_only=True, eq=False, repr=False)(cls)
@@ -114,15 +114,15 @@ class Message:
     KEY: ClassVar[Part] = Part.FORBIDDEN
     VALUE: ClassVar[Part] = Part.FORBIDDEN
     CAS: ClassVar[Part] = Part.OPTIONAL
-    """Forbidden is 0."""
+    """A forbidden CAS must be 0."""
     DATATYPES: ClassVar[int] = 0
     DIRECTION: ClassVar[Direction | None] = Direction.TO_PRODUCER
     RESPONSE: ClassVar[type[Response] | None] = None
     REPLY: ClassVar[str] = "always"
     _EXTRAS: ClassVar[tuple[str, ...]] = ()
-    """All fields of the extras, whichever layout has them."""
+    """The fields of the extras in all layouts."""
     _PACKINGS: ClassVar[dict[tuple[bool, ...], tuple[Callable[..., bytes], tuple[int, ...]]]] = {}
-    """How extras are packed, by which of the fields are absent: the same for millions of messages."""
+    """How to pack the extras, by which fields are absent: millions of messages share a few cases."""
 
     vbucket: int = 0
     opaque: int = 0
@@ -153,7 +153,7 @@ class Message:
 
     @classmethod
     def decode(cls, frame: Frame) -> Self:
-        """The message in a frame; `MalformedMessage` if the frame is not what this message asks for."""
+        """The message in a frame; `MalformedMessage` if the frame is not what this message requires."""
         frame = cls.as_meant(frame)
         made = cls(**cls._header_fields(frame), **cls._body_fields(frame))
         made.check()
@@ -161,7 +161,7 @@ class Message:
 
     @classmethod
     def as_meant(cls, frame: Frame) -> Frame:
-        """The frame itself; another one where peers are known to write it wrong, with all in its place."""
+        """The frame itself, or a corrected one where peers are known to write it wrong."""
         return frame
 
     @classmethod
@@ -236,7 +236,7 @@ class Message:
         return len(extras), extras + self.key + self.value
 
     def _pack_extras(self) -> bytes:
-        """The extras in the longest layout whose fields are all there."""
+        """The extras in the longest layout whose fields are all set."""
         if len(self.LAYOUTS) == 1:
             (shape,) = self.LAYOUTS
             values = [getattr(self, name) for name in shape.names]
@@ -263,7 +263,7 @@ class Message:
     # validation
 
     def check(self) -> None:
-        """Raise `MalformedMessage` if a part is missing, is there but must not be, or makes no sense."""
+        """Raise `MalformedMessage` if a part is missing, forbidden or invalid."""
         if self.KEY is (_FORBIDDEN if self.key else _REQUIRED):
             self._refuse_part("key", self.key)
         if self.VALUE is (_FORBIDDEN if self.value else _REQUIRED):
@@ -287,7 +287,7 @@ class Message:
     # reading
 
     def fields_by_name(self) -> dict[str, Any]:
-        """What the message says beyond the header, key and value: for people and docs, in layout order."""
+        """The fields beyond header, key and value, in layout order, as people and docs show them."""
         common = {field.name for field in fields(Message)} | {"opcode", "status"}
         if not getattr(self, "extras", b""):
             common.add("extras")
@@ -308,7 +308,7 @@ class Response(Message):
     opcode: int
     status: int = 0
     extras: bytes = b""
-    """Only of an answer without the declared shape."""
+    """Set only in an answer without the declared shape."""
 
     @classmethod
     def _header_fields(cls, frame: Frame) -> dict[str, Any]:
@@ -327,7 +327,7 @@ class Response(Message):
             if declared.name in {name for layout_ in cls.LAYOUTS for name in layout_.names}
         }
         extras, value = frame.extras, frame.value
-        if frame.status == Status.ROLLBACK:  # the seqno is the value; as extras it is accepted (B1)
+        if frame.status == Status.ROLLBACK:  # the seqno is the value; the extras are accepted too (B1)
             extras, value = b"", extras + value
         return {**absent, "extras": extras, "key": frame.key, "value": value}
 
@@ -371,7 +371,7 @@ class Unknown(Message):
         return {"extras": extras}
 
     def check(self) -> None:
-        """Nothing is known, so nothing is wrong."""
+        """Accept anything: an unknown frame has no rules."""
 
     def to_frame(self) -> Frame:
         return Frame(

@@ -1,9 +1,9 @@
-"""Frames without a connection: which dialect and which direction were they?
+"""Finds out the dialect and direction of frames that come without a connection.
 
 On a connection both are known: `bind` names the dialect of the first request, and sides don't change. Bytes
 from a file may begin anywhere, so every reading that the tables allow is tried: one that decodes beats one
-that doesn't, and of those that remain the more likely one is taken, with a note where the same bytes are a
-message of another dialect too.
+that doesn't, and of the rest the likeliest is taken, with a note if the same bytes are a message of another
+dialect too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .message import Direction, Response, Unknown
 __all__ = ["Observer", "Tape", "frame_start", "is_whole", "read"]
 
 _ORDER = (KV, DCP, UPR_B, TAP, UPR_A)
-"""Which dialect is taken where the bytes leave a choice."""
+"""Which dialect is taken first if the bytes leave a choice."""
 
 _SERVER_DIRECTIONS = {
     int(Magic.SERVER_REQUEST): Direction.TO_RECEIVER,
@@ -52,15 +52,14 @@ _COMMON_ANSWERS = frozenset(
         Status.UNKNOWN_COLLECTION,
     }
 )
-"""What a write is usually answered with; draft A has vbucket ids at this place."""
+"""The usual answers to a write; draft A has vbucket ids in their place."""
 
 
 class Observer:
     """Names the frames of one conversation, in the order in which they were sent.
 
-    ``dialect`` and ``direction`` are what is known beforehand and then the law; what is not known is found
-    out, and the dialect that the first request binds, or of the first message that no other has, is preferred
-    from then on.
+    A given ``dialect`` or ``direction`` is taken as certain; what is not given is found out. The dialect that
+    the first request binds, or that alone has one of the messages, is preferred from then on.
     """
 
     def __init__(self, dialect: Dialect | None = None, direction: Direction | None = None) -> None:
@@ -70,7 +69,7 @@ class Observer:
         self._server_is_replica = False
 
     def see(self, frame: Frame, *, from_client: bool | None = None, offset: int = 0) -> Description:
-        """Name the next frame; ``from_client`` says which side sent it, where that is known."""
+        """Name the next frame; ``from_client`` says which side sent it, if that is known."""
         readings = self._readings(frame, from_client)
         best = readings[0]
         best.offset = offset
@@ -90,9 +89,9 @@ class Observer:
         return best
 
     def _is_proof(self, description: Description) -> bool:
-        """Whether a message that no other dialect has tells what the conversation is.
+        """Whether a message that no other dialect has settles the dialect of the conversation.
 
-        Without extras it does not: an answer to a write with an odd status is a draft A message then.
+        One without extras does not: a write's answer with an odd status looks like a draft A message.
         """
         return (
             self._bound is None
@@ -108,10 +107,10 @@ class Observer:
         directions = self._directions(frame, from_client)
         readings = self._readings_in(frame, directions)
         if readings[0].kind is Unknown and self._direction is None and len(directions) == 1:
-            # who sends is known, but not that a client has made a replica of the server
+            # the sender is known, but not whether the client opened the server as a replica
             others = self._readings_in(frame, (directions[0].opposite,))
             if others[0].message is not None and others[0].kind is not Unknown:
-                others[0].notes.append("it goes the other way than usual")
+                others[0].notes.append("it goes in the unusual direction")
                 return others
         return readings
 
@@ -131,7 +130,7 @@ class Observer:
         self, dialects: tuple[Dialect, ...], frame: Frame, directions: tuple[Direction, ...]
     ) -> list[Description]:
         readings = [describe(frame, dialect, direction) for dialect in dialects for direction in directions]
-        return sorted(readings, key=self._rank, reverse=True)  # stable: the order decides between equals
+        return sorted(readings, key=self._rank, reverse=True)  # stable: `_ORDER` decides between equals
 
     def _rank(self, description: Description) -> tuple[int, int, bool]:
         """How good a reading is: known at all, well-formed, likely, and of the dialect that is known."""
@@ -148,11 +147,11 @@ class Observer:
             first = Direction.TO_PRODUCER if frame.is_request else Direction.TO_RECEIVER
             return first, first.opposite
         usual = Direction.TO_PRODUCER if from_client else Direction.TO_RECEIVER
-        # a client may open the server as a replica and then push to it, but other commands go as always
+        # a client may open the server as a replica and push to it; other commands go the usual way
         return (usual.opposite, usual) if self._server_is_replica else (usual,)
 
     def _bind(self, frame: Frame, from_client: bool | None) -> Description | None:
-        """The frame as the first request of a dialect, if it is one; the client sends that."""
+        """The frame as the first request of a dialect, which the client sends; None if it is not one."""
         if self.dialect is not None or self._bound is not None or from_client is False:
             return None
         try:
@@ -198,7 +197,7 @@ def _is_likely(description: Description) -> bool:
 
 
 def _answers_a_write(frame: Frame) -> bool:
-    """Whether a response with an opcode of draft A is what ADD, REPLACE, DELETE or INCREMENT are answered."""
+    """Whether a response with an opcode of draft A answers an ADD, REPLACE, DELETE or INCREMENT."""
     if frame.status not in _COMMON_ANSWERS or (frame.datatype and not frame.body):
         return False
     if frame.status == Status.SUCCESS:
@@ -212,9 +211,9 @@ def _answers_a_write(frame: Frame) -> bool:
 def read(
     data: bytes, observer: Observer, *, from_client: bool | None = None, limit: int = MAX_FRAME
 ) -> Iterator[Description]:
-    """The frames in a buffer; a `FramingError` after the last one tells about bytes that are none.
+    """The frames in a buffer; a `FramingError` after the last one reports bytes that are not a frame.
 
-    A packet at the end that is one of the documents' own drawings is taken as it is meant, see `lenient`.
+    A packet at the end that is one of the documents' own drawings is read as it is meant, see `lenient`.
     """
     at = last = 0
     pending: Description | None = None
@@ -227,7 +226,7 @@ def read(
             pending = observer.see(Frame.parse(data, at), from_client=from_client, offset=at)
             last, at = at, at + size
             continue
-        # what is left may be a drawing, or belong to the frame before it, which is then one
+        # the rest may be a drawing, or together with the frame before it
         for start, before in ((last, None), (at, pending)) if pending else ((at, None),):
             mended = mend(data[start:], observer.dialect)
             if mended is not None:
@@ -243,7 +242,7 @@ def read(
 
 
 def is_whole(data: bytes) -> bool:
-    """Whether a buffer is made of whole frames, or is one of the documents' own drawings."""
+    """Whether a buffer consists of whole frames or is one of the documents' own drawings."""
     at = 0
     while at < len(data) and _problem(data, at, MAX_FRAME) is None:
         at += frame_size(data, at)
@@ -253,8 +252,8 @@ def is_whole(data: bytes) -> bool:
 class Tape:
     """One direction of a recorded conversation: its bytes come in pieces, and some may be missing.
 
-    After a gap, or where a recording begins in the middle, the next frame is searched for; the first one that
-    is found has a note about what was passed over.
+    After a gap, or if the recording begins in the middle, the next frame is searched for; it gets a note
+    about what was skipped.
     """
 
     def __init__(self, observer: Observer, *, from_client: bool | None, from_start: bool) -> None:
@@ -267,9 +266,9 @@ class Tape:
         self._skipped = 0
         self._offset = 0
         self.frames = 0
-        """How many frames came out."""
+        """How many frames have been read."""
         self.problems: list[str] = []
-        """What was wrong with bytes that are no frame; the first few times."""
+        """What was wrong with bytes that are not a frame; only the first few cases."""
 
     @property
     def buffered(self) -> int:
@@ -277,7 +276,7 @@ class Tape:
         return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[Description]:
-        """The frames that are whole with these bytes."""
+        """The frames that these bytes complete."""
         self._buffer += data
         while self._in_step or self._find_step():
             if len(self._buffer) < HEADER_SIZE:
@@ -286,7 +285,7 @@ class Tape:
                 size = frame_size(self._buffer)
             except FramingError as error:
                 self._complain(f"no frame at offset {self._offset}: {error}")
-                # a stream that doesn't even begin with a frame is none of ours
+                # a stream that doesn't even begin with a frame is not one of ours
                 self._lose_step(1 if self.frames or not self._from_start else len(self._buffer))
                 continue
             if len(self._buffer) < size:
@@ -294,18 +293,18 @@ class Tape:
             yield self._take(size)
 
     def gap(self, size: int) -> None:
-        """Some bytes were not recorded: the frame that they belong to is lost."""
+        """Skip bytes that were not recorded; the frame that they belong to is lost."""
         self._complain(f"{size} bytes behind offset {self._offset + len(self._buffer)} were not recorded")
         self._offset += size
         self._lose_step(len(self._buffer))
 
     def finish(self) -> Iterator[Description]:
-        """The recording is over; what is left is no whole frame."""
+        """End the recording; what is left is not a whole frame."""
         if not self._in_step:
             self._search_at = 0
             yield from self.feed(b"")
         if self._buffer:
-            self._complain(f"the last {len(self._buffer)} bytes are no whole frame")
+            self._complain(f"the last {len(self._buffer)} bytes are not a whole frame")
 
     def _take(self, size: int) -> Description:
         description = self._observer.see(
@@ -321,7 +320,7 @@ class Tape:
         return description
 
     def _find_step(self) -> bool:
-        """Search for the next frame; not at every call, so that it takes linear time in all."""
+        """Search for the next frame, but not at every call, to take linear time in all."""
         if len(self._buffer) < self._search_at:
             return False
         start = frame_start(bytes(self._buffer))
@@ -359,9 +358,9 @@ _SEARCHED = 1 << 20
 
 
 def frame_start(data: bytes, at: int = 0, *, limit: int = MAX_FRAME) -> int | None:
-    """Where the next frame begins in bytes that may start inside of one; None if none is found.
+    """Where the next frame begins in bytes that may start inside one; None if none is found.
 
-    A place is believed if three frames in a row start there, or fewer that end where the bytes end.
+    A place counts if three frames in a row start there, or fewer that end where the bytes end.
     """
     for candidate in _MAGIC_BYTES.finditer(data, at):
         start = candidate.start()
@@ -391,7 +390,7 @@ def _problem(data: bytes, at: int, limit: int) -> str | None:
             frame_size(data, at, limit) if there >= HEADER_SIZE else frame_size(_padded(data, at), 0, limit)
         )
     except FramingError as error:
-        return f"{there} bytes at offset {at} are no frame: {error}"
+        return f"{there} bytes at offset {at} are not a frame: {error}"
     if there < HEADER_SIZE:
         return f"{there} bytes at offset {at} are the start of a header, {HEADER_SIZE - there} are missing"
     if size > there:

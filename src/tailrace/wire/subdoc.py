@@ -16,7 +16,7 @@ JSON = int(Datatype.JSON)
 
 @message
 class SubdocResponse(MutationResponse):
-    """What a sub-document command found; a multi command says it in records.
+    """The result of a sub-document command; a multi command's is a list of records.
 
     0xcc (some paths failed) and 0xcd (the document is deleted) are answers of the same shape.
     """
@@ -103,7 +103,7 @@ class SubdocDictUpsert(Message):
 
     @property
     def fragment(self) -> bytes:
-        """What is to be written there."""
+        """What to write there."""
         return self.value[self.path_length :]
 
     def check_fields(self) -> None:
@@ -154,7 +154,7 @@ class SubdocArrayInsert(SubdocDictUpsert):
 
 @message
 class SubdocArrayAddUnique(SubdocDictUpsert):
-    """Adds to an array what it does not hold yet."""
+    """Adds a value to an array that does not hold it yet."""
 
     OPCODE = Op.SUBDOC_ARRAY_ADD_UNIQUE
 

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 TAP_TTL = 255
-"""What a producer sends; each relay takes one off."""
+"""What a producer sends; each relay subtracts one."""
 
 _COMMON = layout("""
     H private_length  bytes of the engine-private section after the extras
@@ -67,14 +67,14 @@ class TapAck(Response):
 
 @dataclass(slots=True)
 class TapConnectOptions:
-    """The values that the flags of a connect bring along."""
+    """The values that come with the flags of a connect."""
 
     backfill_date: int | None = None
     vbuckets: list[int] | None = None
     checkpoints: list[tuple[int, int]] | None = None
     closed_checkpoints_only: bool | None = None
     trailing: bytes = field(default=b"", repr=False)
-    """Bytes behind the last value, which nobody has given a meaning."""
+    """Bytes after the last value, which have no known meaning."""
 
 
 @message
@@ -158,7 +158,7 @@ class _TapPush(Message):
     ttl: int = TAP_TTL
     reserved: bytes = b"\0\0\0"
     private_length: int = field(default=0, compare=False, repr=False)
-    """As it came; on send it follows from the engine-private section."""
+    """As received; when sent, it follows from the engine-private section."""
 
     @property
     def wants_ack(self) -> bool:
@@ -272,7 +272,7 @@ class TapVBucketSet(_TapPush):
 
     @classmethod
     def _body_fields(cls, frame: Frame) -> dict[str, Any]:
-        # the breakdown in the seed says engine private 0 although the state follows (T4)
+        # the seed's breakdown gives engine private length 0 although the state follows (T4)
         body = super(TapVBucketSet, cls)._body_fields(frame)
         if body["private_length"] == 0 and not frame.key_length and len(body["value"]) == _CODE.size:
             body["state"] = _CODE.unpack(body["value"])[0]
@@ -299,10 +299,11 @@ class TapVBucketSet(_TapPush):
 
 @message
 class _TapCheckpoint(_TapPush):
-    """Two forms: the seed's, with the id as engine private, and that of real servers, with a key.
+    """A checkpoint in the seed's form, with the id as engine private, or in that of real servers, with a key.
 
-    The real form is sent to peers that asked for checkpoints; ``key`` set means that form. On receipt the id
-    is the value of the real form, or the last 8 bytes of the seed's, whatever the private length says (T5).
+    The real form is sent to peers that asked for checkpoints; a ``key`` means that form. On receipt the id is
+    the value of the real form, or the 8 bytes after the extras of the seed's, whatever the private length
+    says (T5).
     """
 
     LAYOUTS: ClassVar[tuple[Layout, ...]] = (_COMMON, _WITH_ITEM)
@@ -373,7 +374,7 @@ class TapCheckpointEnd(_TapCheckpoint):
 
 @message
 class TapNoop(Message):
-    """Keeps a silent stream alive; opaque 0, outside of the ack sequence."""
+    """Keeps a silent stream alive; opaque 0, outside the ack sequence."""
 
     OPCODE = Op.NOOP
     DIRECTION = Direction.TO_RECEIVER

@@ -1,7 +1,7 @@
 """UPR draft A (15 messages in 5 opcodes, the subtype in byte 5) and draft B (11 opcodes).
 
 Where the drafts contradict themselves, what is sent and what is accepted follows the errata table of
-`docs/dialects.md`; the ids in the comments (A1, B5 ...) are those of that table.
+`docs/dialects.md`; the ids in the comments (A1, B5 ...) are from that table.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ __all__ = [
 
 _SEQNO = struct.Struct(">Q")
 _SKIPPED = 8
-"""Draft A announces 8 bytes more than it draws, most likely the CAS: to be skipped (A1, A2, A10 to A13)."""
+"""Draft A announces 8 bytes more than it draws, most likely the CAS; they are skipped (A1, A2, A10 to A13)."""
 
 _RESUME = layout("""
     Q start_seqno  the last seqno that the reader has
@@ -86,7 +86,7 @@ _ITEM = _CHANGE + layout("""
 
 @message
 class _UprA(Message):
-    """Draft A: byte 5 is the subtype, bytes 6-7 are the vbucket also in answers, the opaque is a request id.
+    """Draft A: byte 5 is the subtype, bytes 6-7 the vbucket (in answers too), opaque a request id.
 
     Everything that the producer sends has the magic of a response; 0x80 is tolerated (A20).
     """
@@ -174,7 +174,7 @@ class UprAFailoverLog(_UprA):
 
 @message
 class UprARollback(_UprA):
-    """The reader must first go back to a seqno. The seqno is the value; as extras it is accepted (A4)."""
+    """The reader must first go back to a seqno. It is the value; the extras are accepted too (A4)."""
 
     OPCODE = UprAOpcode.RESPONSE
     TYPE = UprAResponseType.ROLLBACK
@@ -307,7 +307,7 @@ UPR_A_MESSAGES: tuple[type[_UprA], ...] = (
 class UprBStreamRequestResponse(Response):
     """The answer to a stream request: empty, or (status 0x23) the seqno to roll back to.
 
-    The seqno is the value; as extras it is accepted (B1).
+    The seqno is the value; the extras are accepted too (B1).
     """
 
     DATATYPES = 0
@@ -316,7 +316,7 @@ class UprBStreamRequestResponse(Response):
     def rollback_seqno(self) -> int:
         """Where to go back to."""
         if self.status != Status.ROLLBACK:
-            raise MalformedMessage("upr b stream request response: it is no rollback")
+            raise MalformedMessage("upr b stream request response: it is not a rollback")
         return _rollback_seqno("upr b stream request response", self.value)
 
     def check(self) -> None:
