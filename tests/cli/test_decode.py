@@ -167,7 +167,9 @@ def test_bad_input_is_one_clear_line(
 def test_trailing_garbage_comes_after_the_frames(decode: Any) -> None:
     code, out, err = decode(NOOP + b"\xff garbage", "--json")
     assert code == 1 and len(objects(out)) == 1
-    assert err == "tailrace: error: 9 bytes at offset 24 are not a frame: no frame starts with the byte 0xff\n"
+    assert (
+        err == "tailrace: error: 9 bytes at offset 24 are not a frame: no frame starts with the byte 0xff\n"
+    )
     code, out, err = decode(f"{NOOP.hex()}\nffff\n".encode())
     assert code == 1 and out.startswith("dcp noop") and "2 bytes at offset 24" in err
 

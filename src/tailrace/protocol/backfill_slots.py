@@ -1,9 +1,9 @@
-"""How many backfills a connection runs at once, and which of them nobody reads.
+"""Limits how many backfills a connection runs at once, and finds those that nobody reads.
 
 A backfill in progress holds on to files of the store and to a chunk that was read and not yet sent. So a
-connection has a number of slots; streams that need one and find none wait in line. A slot whose stream sends
-nothing for too long, because its reader does not read, is taken away when the disk is short of space: files
-that the store has replaced can't be removed while somebody reads them.
+connection has a number of slots; streams that find none free wait in line. A slot whose stream sends nothing
+for too long, because its reader does not read, is taken away when the disk is short of space: files that the
+store has replaced can't be removed while a backfill reads them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ __all__ = ["BackfillSlots", "Backfiller"]
 
 
 _LOOK_INTERVAL_S = 1.0
-"""How often new backfills are looked at: small ones begin and end by the thousand."""
+"""How often new backfills are checked: small ones begin and end by the thousand."""
 
 
 class Backfiller(Protocol):
-    """A stream, as far as its backfill goes."""
+    """What the slots need of a stream."""
 
     @property
     def sent_bytes(self) -> int:
-        """What has gone out so far."""
+        """How much has been sent so far."""
         ...
 
     def set_ready(self) -> None:
@@ -39,16 +39,16 @@ class BackfillSlots:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._held: dict[Backfiller, tuple[int, float] | None] = {}  # bytes sent at a time, once looked at
+        self._held: dict[Backfiller, tuple[int, float] | None] = {}  # bytes sent, and when they were checked
         self._waiting: OrderedDict[Backfiller, None] = OrderedDict()
-        self._looked_at: float | None = None  # when the oldest figure was taken; None: one never was
+        self._looked_at: float | None = None  # when the oldest figure was taken; None: one is missing
         self._last_look = -math.inf
 
     def __len__(self) -> int:
         return len(self._held)
 
     def take(self, stream: Backfiller) -> bool:
-        """Whether a stream has a slot now; if not, it gets the next one that is free, and is made ready."""
+        """Whether a stream has a slot now; if not, it is made ready when it gets the next free one."""
         if stream in self._held:
             return True
         if len(self._held) < self.limit:
@@ -58,7 +58,7 @@ class BackfillSlots:
         return False
 
     def release(self, stream: Backfiller) -> None:
-        """A stream needs no slot (any more)."""
+        """A stream needs no slot, or no longer needs one."""
         if stream in self._held:
             del self._held[stream]
         else:
@@ -82,7 +82,7 @@ class BackfillSlots:
         return idle
 
     def next_timer(self, now: float, timeout_s: float) -> float | None:
-        """When to look for stalled ones again."""
+        """When to call `stalled` again."""
         if not self._held:
             return None
         if self._looked_at is None:

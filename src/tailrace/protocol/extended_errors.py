@@ -34,7 +34,7 @@ _DISCONNECTS = frozenset(
 
 
 def status_for_peer(status: int, opcode: int, features: frozenset[int]) -> int | None:
-    """What a peer without extended errors is told; None: nothing, the connection is closed."""
+    """The status that a peer gets; None: it gets no answer, and the connection is closed."""
     if Feature.XERROR in features:
         return status
     if status in _DISCONNECTS:

@@ -1,11 +1,11 @@
 """Flow control: how many bytes may be on their way (docs/spec/dcp.md#flow-control), both halves.
 
 The sender's rule looks at each message by itself: it may go if *less* than the window is outstanding,
-whatever its own size. So one message may overshoot, and of many messages back to back exactly those may go
-that *begin* below the window. That is one comparison per message, or one binary search for a whole chunk.
+whatever its own size. So one message may overshoot, and of many messages back to back exactly those that
+*begin* below the window may go. That is one comparison per message, or one binary search for a whole chunk.
 
-The receiver acknowledges what it has processed when that is a good share of the window, and now and then if
-it is less (docs/spec/dcp.md#flow-control-5).
+The receiver acknowledges what it has processed when that is a good share of the window, and from time to time
+if it is less (docs/spec/dcp.md#flow-control-5).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import sys
 __all__ = ["ReceiveWindow", "SendWindow"]
 
 ACK_SHARE = 0.2
-"""The part of the window that the receiver has processed when it acknowledges."""
+"""The share of the window that the receiver processes before it acknowledges."""
 ACK_INTERVAL_S = 5.0
-"""How long it keeps a smaller amount to itself."""
+"""How long it waits to acknowledge a smaller amount."""
 _MOST_IN_ONE = 0xFFFF_FFFF
 
 
@@ -37,7 +37,7 @@ class SendWindow:
         return self.size - self.outstanding if self.size else sys.maxsize
 
     def resize(self, size: int) -> None:
-        """The newest limit wins; 0 turns flow control off and forgets what was counted."""
+        """Set a new limit; 0 turns flow control off and forgets what was counted."""
         self.size = size
         if not size:
             self.outstanding = 0
@@ -48,7 +48,7 @@ class SendWindow:
             self.outstanding += counted_bytes
 
     def acknowledge(self, acked_bytes: int) -> None:
-        """The receiver has processed this much; more than there is counts as all of it."""
+        """The receiver has processed this much; more than is outstanding counts as all of it."""
         self.acknowledged_bytes += acked_bytes
         self.outstanding = max(0, self.outstanding - acked_bytes)
 
@@ -67,12 +67,12 @@ class ReceiveWindow:
         self.acknowledged_bytes = 0
 
     def processed(self, counted_bytes: int) -> bool:
-        """This many more were processed; whether to acknowledge now."""
+        """This many more bytes were processed; whether to acknowledge now."""
         self.unacknowledged_bytes += counted_bytes
         return self.unacknowledged_bytes >= self._ack_at_bytes
 
     def is_late(self, now: float) -> bool:
-        """Whether to acknowledge what there is, because that is due now and then."""
+        """Whether the interval is over and there is something to acknowledge."""
         return bool(self.unacknowledged_bytes) and now >= self._looked_at + ACK_INTERVAL_S
 
     def next_timer(self) -> float | None:
@@ -80,11 +80,11 @@ class ReceiveWindow:
         return self._looked_at + ACK_INTERVAL_S if self.unacknowledged_bytes else None
 
     def postpone(self, now: float) -> None:
-        """Nothing can be acknowledged now: there is no room for more."""
+        """Wait another interval: nothing may be acknowledged now, as there is no room for more."""
         self._looked_at = now
 
     def take(self, now: float) -> int:
-        """How much to acknowledge with one message, which counts as sent; ask again until it is 0."""
+        """How much to acknowledge with one message, which counts as sent; call again until it is 0."""
         taken = min(self.unacknowledged_bytes, _MOST_IN_ONE)
         self.unacknowledged_bytes -= taken
         self.acknowledged_bytes += taken

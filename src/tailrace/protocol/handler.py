@@ -1,9 +1,9 @@
-"""Between a server's connection and the change-stream machine on it: two interfaces, nothing else.
+"""The two interfaces between a server's connection and the change-stream machine on it.
 
 A connection begins as a key-value session. The packet that binds it to a dialect makes a `Handler`, which
 from then on gets every frame of that dialect; the session goes on answering the key-value commands. The
-session pulls: it asks the handler for bytes while the transport has room for them, so that nothing piles up
-for a reader that does not read.
+session pulls: it asks the handler for bytes while the transport has room for them, so nothing piles up for a
+reader that does not read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..clock import Clock
 from ..wire.header import Frame
 
 if TYPE_CHECKING:
-    # The contract only: nothing of the store is loaded by the protocol.
+    # Only for the contract: the protocol loads nothing of the store.
     from ..store.base import Bucket, VBucket
     from .tap.clients import TapClients
 
@@ -23,7 +23,7 @@ __all__ = ["Handler", "HandlerSummary", "Host"]
 
 
 class HandlerSummary(NamedTuple):
-    """A connection's streams in a few figures, cheap enough to be asked for every second."""
+    """A connection's streams in a few figures, cheap enough to compute every second."""
 
     role: str
     """``producer`` or ``replica``."""
@@ -34,10 +34,10 @@ class HandlerSummary(NamedTuple):
     window_bytes: int = 0
     """0: there is no flow control."""
     backfills: int = 0
-    """Streams that are read from disk."""
+    """Streams that are being read from disk."""
     sent_bytes: int = 0
     held_up: str = ""
-    """Why nothing goes out for now, if that is the reader's doing."""
+    """Why nothing is sent for now, if the reader is the cause."""
 
 
 class Handler(Protocol):
@@ -48,26 +48,27 @@ class Handler(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """What came last is not done yet: no further request is handed out before `wake` was called."""
+        """Whether the last request is not done yet: no further one is handed over until `wake` is called."""
         ...
 
     @property
     def is_open(self) -> bool:
-        """The packet that came first was accepted; one that was refused binds the connection to nothing."""
+        """Whether the first packet was accepted; if it is refused, the connection stays unbound."""
         ...
 
     def receive_frame(self, frame: Frame, now: float) -> None:
-        """A frame of the dialect, the one that bound the connection first; answers go out by
-        `data_to_send`, in order.
+        """Take a frame of the dialect; the first is the one that bound the connection.
+
+        Answers come from `data_to_send`, in order.
         """
         ...
 
     def data_to_send(self, max_bytes: int) -> list[bytes | memoryview]:
-        """What is to be sent now: all answers that are due, whatever they take, then messages of streams up
-        to about ``max_bytes``. Empty: nothing for now; `wake` is called when that changes.
+        """What to send now; if it is empty, `wake` is called when that changes.
 
-        With 0 only the answers come. The session asks for them before it answers a command itself: one
-        client needs all answers in the order of its requests.
+        First all answers that are due, whatever their size, then messages of streams up to about
+        ``max_bytes``. With 0 only the answers come: the session asks for them before it answers a command
+        itself, because there is a client that needs all answers in the order of its requests.
         """
         ...
 
@@ -76,30 +77,28 @@ class Handler(Protocol):
         ...
 
     def handle_timer(self, now: float) -> None:
-        """The time has come (or it is later)."""
+        """That time has come, or has passed."""
         ...
 
     def stats(self) -> Mapping[str, int | str]:
-        """Its figures for the statistics, by names without the connection's own
-        (``eq_dcpq:<name>:`` is put in front).
-        """
+        """Its figures for the statistics, by name; ``eq_dcpq:<name>:`` is put in front."""
         ...
 
     def summary(self) -> HandlerSummary:
-        """The same for all streams together."""
+        """A few figures for all streams together."""
         ...
 
     def close(self, reason: str) -> None:
-        """The connection is gone: let go of everything. Nothing can be sent any more."""
+        """The connection is gone: release everything. Nothing can be sent any more."""
         ...
 
 
 class Host(Protocol):
-    """What a connection gives its handler, beside the callback ``wake`` at construction."""
+    """What a connection gives its handler, apart from the callback ``wake`` at construction."""
 
     @property
     def bucket(self) -> Bucket:
-        """The bucket that the connection is bound to; it does not change any more."""
+        """The bucket that the connection is bound to; it no longer changes."""
         ...
 
     @property
@@ -116,8 +115,9 @@ class Host(Protocol):
     def clock(self) -> Clock: ...
 
     def record(self, event: str, *, level: int, **facts: int | str) -> None:
-        """Something happened on this connection that an operator wants to know: it is in the log, in the
-        metrics and on the page (docs/logs.md).
+        """Record something on this connection that an operator wants to know of.
+
+        It goes to the log, the metrics and the page (docs/logs.md).
         """
         ...
 
@@ -127,16 +127,17 @@ class Host(Protocol):
         ...
 
     def watch(self, vbucket: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back (cheap, no argument) whenever the history, state or existence of the vbucket changed; any
-        number of readers may watch one. Returns what ends it.
+        """Call back (cheap, no argument) whenever the history, state or existence of the vbucket changed.
 
-        `VBucket.on_change` has room for one callback, and that one is the node's.
+        Any number of readers may watch one; calling the result ends it. `VBucket.on_change` has room for one
+        callback, and that is the node's.
         """
         ...
 
     def await_append(self, vbucket: int, callback: Callable[[], None]) -> None:
-        """Call a watcher of the vbucket once, after its next change. One that still has work to do does not
-        ask: a write costs the same however many readers are behind.
+        """Call a watcher of the vbucket once, after its next change.
+
+        A watcher that still has work to do does not ask, so a write costs the same however many readers lag.
         """
         ...
 
@@ -163,15 +164,17 @@ class Host(Protocol):
         ...
 
     def checked_value(self, value: bytes, datatype: int) -> tuple[bytes, int]:
-        """A value that came for the default collection, and its true datatype; `MalformedMessage` if it is
-        not what its datatype says, or if there is no such collection.
+        """A value received for the default collection, and its true datatype.
+
+        `MalformedMessage` if it is not what its datatype says, or if there is no default collection.
         """
         ...
 
     def rewrite(self, act: Callable[[Bucket], Collection[int]], done: Callable[[str | None], None]) -> None:
-        """Change the history or state of vbuckets once no work in the background is in the way. ``act``
-        does it and returns the vbuckets whose readers must look again; ``done`` is called when it is on
-        disk, with what went wrong or None. Both may be called before this returns.
+        """Change the history or state of vbuckets once no background work is in the way.
+
+        ``act`` does it and returns the vbuckets whose readers must look again; ``done`` is called when it is
+        on disk, with what went wrong or None. Both may be called before this returns.
         """
         ...
 
@@ -181,11 +184,11 @@ class Host(Protocol):
         ...
 
     def replica_reached(self, vbucket: int, name: str, seqno: int) -> None:
-        """A replica of that name has every prepare up to a seqno as safe as its level wants."""
+        """A replica of that name has every prepare up to a seqno as safe as its level requires."""
         ...
 
     def replica_gone(self, name: str) -> None:
-        """The connection of a replica is over: what it said does not count any more."""
+        """The connection of a replica is over: what it reported no longer counts."""
         ...
 
     def claim_vbucket(self, vbucket: int, by: object) -> bool:
@@ -197,21 +200,23 @@ class Host(Protocol):
         ...
 
     def receive_change(self, vbucket: VBucket, frame: Frame, *, collections: bool) -> None:
-        """Store a change of the snapshot that the vbucket is receiving, as it is; `DocumentRefused` or
-        `MalformedMessage` if it can't be. ``collections``: its key has a collection prefix.
+        """Store a change of the snapshot that the vbucket is receiving, as it is.
+
+        `DocumentRefused` or `MalformedMessage` if it can't be stored. ``collections``: its key has a
+        collection prefix.
         """
         ...
 
     def memory_is_short(self) -> bool:
-        """No more should come that has to be stored."""
+        """Whether memory is short: nothing more that has to be stored should come."""
         ...
 
     def backfills_wait(self) -> bool:
-        """No new backfill should begin: stream requests are answered with 0x82."""
+        """Whether no new backfill should begin: stream requests are answered with 0x82."""
         ...
 
     def is_former_active(self, vbucket: int) -> bool:
-        """A replica that was active a moment ago: who asks for a stream is told to look for the new one."""
+        """Whether it is a replica that was active a moment ago: readers are told to look for the new one."""
         ...
 
     def disk_used_share(self) -> float:

@@ -1,7 +1,7 @@
-"""The first seconds of a connection: hello, login, bucket, cluster map. Both halves.
+"""The start of a connection: hello, login, bucket, cluster map. Both halves.
 
 The client's half is a script (see `script`); the server's half is `grant_features` here and `SaslServer` in
-`sasl`, since a server answers each of these commands by itself and in any order.
+`sasl`, since a server answers each of these commands separately and in any order.
 
 Rules: docs/spec/bootstrap.md.
 """
@@ -61,11 +61,11 @@ REPLICA_FEATURES = (
     Feature.JSON,
     Feature.COLLECTIONS,
 )
-"""Of a node that receives vbuckets: it takes what is stored as it is, and gets its maps from elsewhere."""
+"""For a node that receives vbuckets: it takes values as they are stored and gets its maps from elsewhere."""
 
 READER_FEATURES = (
     *REPLICA_FEATURES,
-    Feature.SYNC_REPLICATION,  # a stream with collections goes on to the last prepare, so do its high seqnos
+    Feature.SYNC_REPLICATION,  # its high seqnos then count prepares, as streams with collections do
     Feature.DUPLEX,
     Feature.CLUSTERMAP_CHANGE_NOTIFICATION,
     Feature.GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION,
@@ -80,7 +80,7 @@ _NEEDS = {
 
 
 def grant_features(asked: Iterable[int], offered: Iterable[int]) -> list[int]:
-    """The server's answer to HELLO: of what was asked, once each and in that order, what it has.
+    """The server's answer to HELLO: the features asked for that it has, once each, in the order asked.
 
     Never more than was asked, since a client throws on a code that it doesn't expect; and no feature
     without the one that it needs.
@@ -110,12 +110,12 @@ class Introduction:
     allow_plain: bool = False
     """PLAIN may be used: the connection is encrypted, or the user said so."""
     mechanism: str | None = None
-    """Use this login and no other."""
+    """Use only this login mechanism."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandshakeResult:
-    """What came of a handshake."""
+    """The result of a handshake."""
 
     features: frozenset[int]
     config: bytes | None
@@ -123,7 +123,7 @@ class HandshakeResult:
 
     @property
     def collections(self) -> bool:
-        """Keys carry a collection id."""
+        """Whether keys carry a collection id."""
         return Feature.COLLECTIONS in self.features
 
 
@@ -185,7 +185,7 @@ def _check_selected(answer: Response, introduction: Introduction) -> None:
     if answer.status == Status.SUCCESS:
         return
     if answer.status == Status.EACCESS and introduction.credentials is None:
-        # Servers don't tell one from the other, so that nobody can find out which buckets there are.
+        # Servers answer both the same way, to hide which buckets there are.
         raise NoSuchBucket(
             f"the server has no bucket {bucket!r}, or wants a login for it; "
             "check the name, or give user name and password"

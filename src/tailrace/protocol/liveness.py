@@ -1,11 +1,11 @@
 """No-ops and dead peers (docs/spec/dcp.md#silence).
 
-A producer of DCP sends a no-op every interval from the opening on, whatever else is sent, as the servers do
-it: a reader that only reads would otherwise never say anything, and could not be told from a dead one. Only
-one is unanswered at a time. In the older dialects the receiver asks for a sign of life instead.
+A producer of DCP sends a no-op every interval from the opening on, whatever else it sends, as servers do: a
+reader that only reads would otherwise never say anything, and could not be told from a dead one. Only one is
+unanswered at a time. In the older dialects the receiver asks for a sign of life instead.
 
-On both sides the peer is given up when nothing at all came from it for two intervals, or for the idle timeout
-if that is longer (docs/spec/dcp.md#silence-rule).
+Either side gives up on its peer when nothing at all has come from it for two intervals, or for the idle
+timeout if that is longer (docs/spec/dcp.md#silence-rule).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ DEFAULT_INTERVAL_S = 20.0
 MIN_INTERVAL_S = 0.1
 MAX_INTERVAL_S = 10_800.0
 FIRST_NOOP_OPAQUE = 10_000_001
-"""Servers number their no-ops from here, so that they can't be taken for a stream's."""
+"""Servers number their no-ops from here, so they can't be taken for a stream's messages."""
 
 
 def silence_limit_s(interval_s: float, idle_timeout_s: float = 0.0) -> float:
-    """How long a peer may be silent that sends or answers a no-op every interval."""
+    """How long a peer that sends or answers a no-op every interval may be silent."""
     return max(2 * interval_s, idle_timeout_s)
 
 
 class Silence:
-    """How long nothing has come from the peer. Each question gives its limit; None is no limit."""
+    """How long nothing has come from the peer. Each call gives its limit; None means no limit."""
 
     __slots__ = ("is_asking", "last_heard")
 
@@ -51,11 +51,11 @@ class Silence:
         self.is_asking = False
 
     def seconds(self, now: float) -> float:
-        """For how long it has been silent."""
+        """How long the peer has been silent."""
         return now - self.last_heard
 
     def is_too_long(self, now: float, limit_s: float | None) -> bool:
-        """The peer is dead."""
+        """Whether the peer is dead."""
         return limit_s is not None and now >= self.last_heard + limit_s
 
     def must_ask(self, now: float, interval_s: float) -> bool:
@@ -66,7 +66,7 @@ class Silence:
         return True
 
     def next_timer(self, limit_s: float | None, interval_s: float | None = None) -> float | None:
-        """When to ask again whether it is too long, or with an interval whether the peer must be asked."""
+        """When to call `is_too_long` again, or with an interval `must_ask`."""
         if interval_s is not None and not self.is_asking:
             return self.last_heard + interval_s
         return None if limit_s is None else self.last_heard + limit_s
@@ -105,7 +105,7 @@ class ProducerLiveness:
         self._silence.heard(now)
 
     def answered(self, opaque: int) -> bool:
-        """A no-op was answered; False if it is not the one that waits."""
+        """A no-op was answered; False if it is not the one that is waited for."""
         if opaque != self.unanswered:
             return False
         self.unanswered = None
@@ -121,11 +121,11 @@ class ProducerLiveness:
         return self.unanswered
 
     def is_dead(self, now: float) -> bool:
-        """Nothing came for too long."""
+        """Whether nothing has come for too long."""
         return self._silence.is_too_long(now, self._limit_s())
 
     def next_timer(self) -> float | None:
-        """When to ask again."""
+        """When to check again."""
         if not self.enabled:
             return None
         noop = None if self.unanswered is not None else self._last_noop + self.interval_s

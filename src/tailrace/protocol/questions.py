@@ -1,4 +1,4 @@
-"""Questions that a client asks over a connection beside its streams: scripts, several at a time."""
+"""Questions that a client asks over a connection alongside its streams: scripts, several at a time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ T = TypeVar("T")
 _SCRIPT_OPAQUES = 0x1_0000
 _MAX_SCRIPTS = 0x7F00
 NO_SCRIPT_OPAQUE = _SCRIPT_OPAQUES - 1
-"""For a request that is not answered: no script gets that far."""
+"""For a request that is not answered: no script's opaques get that far."""
 
 
 class Patience:
-    """How long we wait for servers. The time in which the application has a portion does not count: the
-    answer may lie behind what it has not taken yet, and an application that computes may stop the event loop.
+    """How long we wait for servers.
+
+    Time while the application has a portion does not count: the answer may come after what it has not taken
+    yet, and an application that computes may block the event loop.
     """
 
     __slots__ = ("_handed_over_at", "held_up_s")
@@ -36,7 +38,7 @@ class Patience:
 
     @property
     def is_with_application(self) -> bool:
-        """Whether it has a portion now."""
+        """Whether the application has a portion now."""
         return self._handed_over_at is not None
 
     def handed_over(self, now: float) -> None:
@@ -44,13 +46,13 @@ class Patience:
         self._handed_over_at = now
 
     def passed(self, now: float) -> None:
-        """It is later than before."""
+        """Count the time up to now."""
         if self._handed_over_at is not None:
             self.held_up_s += now - self._handed_over_at
             self._handed_over_at = now
 
     def came_back(self, now: float) -> None:
-        """The application wants the next one."""
+        """The application wants the next portion."""
         self.passed(now)
         self._handed_over_at = None
 
@@ -70,7 +72,7 @@ class _Question(NamedTuple):
 
 
 class Questions:
-    """The scripts of one connection. Each has opaques of its own, all below those of streams."""
+    """The scripts of one connection. Each has its own opaques, all below those of streams."""
 
     __slots__ = ("_next", "_patience", "_running", "_send")
 
@@ -110,14 +112,14 @@ class Questions:
             question.then(question.runner.result)
 
     def due(self) -> list[float]:
-        """When we lose patience with each; with none while the application holds us up."""
+        """When each question is overdue; none are while the application holds us up."""
         patience = self._patience
         if patience.is_with_application:
             return []
         return [question.asked_at + ANSWER_S + patience.held_up_s for question in self._running.values()]
 
     def check(self, now: float) -> None:
-        """`ConnectError` if one is not answered for too long."""
+        """Raise `ConnectError` if a question has not been answered for too long."""
         waited = self._patience.waited(now)
         for question in self._running.values():
             waited_s = waited - question.asked_at
@@ -126,5 +128,5 @@ class Questions:
 
     @property
     def waits_for(self) -> str:
-        """What is not answered, for people; empty if nothing."""
+        """What is not answered yet, for people; empty if nothing."""
         return ", ".join(question.runner.waits_for for question in self._running.values())

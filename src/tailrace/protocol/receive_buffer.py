@@ -1,7 +1,7 @@
-"""Where received bytes wait until somebody has used them.
+"""Where received bytes wait until they have been used.
 
-Bytes are received straight into a few large blocks (`get_buffer`, `buffer_updated`, the way of asyncio's
-BufferedProtocol). What has been cut into frames stays in its block, without a copy, until its user lets go of
+Bytes are received straight into a few large blocks (`get_buffer`, `buffer_updated`, as in asyncio's
+BufferedProtocol). What has been cut into frames stays in its block, without a copy, until its user releases
 it; then the block is filled again. While the users keep up there is only one block.
 """
 
@@ -25,17 +25,17 @@ class Block:
     __slots__ = ("filled", "users", "view")
 
     def __init__(self, size: int) -> None:
-        self.view = np.empty(size, np.uint8).data  # not touched before bytes come
+        self.view = np.empty(size, np.uint8).data  # the memory is not touched before bytes come
         self.filled = 0
         self.users = 0
         """How many chunks still point into it."""
 
 
 class ReceiveBuffer:
-    """A byte stream in blocks. ``limit`` bounds a frame, and so what one block can have to hold.
+    """A byte stream in blocks. ``limit`` bounds a frame, and so what one block may have to hold.
 
-    Whoever fills it must `take` all whole frames when it `is_full`, before asking for the next buffer: what
-    is still pending then is less than one frame.
+    When it `is_full`, the caller must `take` all whole frames before it asks for the next buffer: what is
+    still pending then is less than one frame.
     """
 
     def __init__(self, block_bytes: int = BLOCK_BYTES, limit: int = MAX_FRAME) -> None:
@@ -60,16 +60,16 @@ class ReceiveBuffer:
 
     @property
     def is_full(self) -> bool:
-        """There is so little room that what is here should be taken before more is received."""
+        """Whether there is so little room that frames should be taken before more is received."""
         return len(self._block.view) - self._block.filled < _LEAST_ROOM
 
     @property
     def pending(self) -> memoryview:
-        """What was received and not taken yet."""
+        """What has been received and not taken yet."""
         return self._block.view[self._begin : self._block.filled]
 
     def take(self, count: int) -> Block:
-        """The first ``count`` pending bytes are in use from now on; give the block back with `release`."""
+        """Put the first ``count`` pending bytes in use, until `release` gives the block back."""
         self._begin += count
         self._block.users += 1
         return self._block
@@ -81,7 +81,7 @@ class ReceiveBuffer:
             self._keep(block)
 
     def _move(self) -> None:
-        """Go on at the front of a block that has room for the rest of the frame that is being received."""
+        """Continue at the front of a block that has room for all of the frame that is being received."""
         block, begin = self._block, self._begin
         rest = block.filled - begin
         needed = rest if rest < HEADER_SIZE else frame_size(block.view, begin, self._limit)
@@ -95,7 +95,7 @@ class ReceiveBuffer:
             self._keep(block)
 
     def _keep(self, block: Block) -> None:
-        """Memory that was touched once is cheaper than new memory; a little of it is worth keeping."""
+        """Keep a few free blocks: memory that was touched once is cheaper than new memory."""
         if len(block.view) == self._block_bytes and len(self._spare) < _MAX_SPARE:
             block.filled = 0
             self._spare.append(block)

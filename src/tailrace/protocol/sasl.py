@@ -6,10 +6,10 @@
     c=biws,r=<nonce><more>,p=<proof> ->
                                      <-      v=<signature>
 
-Only the comma separates attributes: nonces of real clients hold blanks. In user names ``=2C`` and ``=3D``
-stand for ``,`` and ``=``. Names and passwords are UTF-8 as they are, without SASLprep, as the servers in the
-field do it. What either side computes is compared in constant time, and a name that doesn't exist takes the
-same path as one that does (see `Users`).
+Only the comma separates attributes: nonces of real clients contain spaces. In user names ``=2C`` and ``=3D``
+stand for ``,`` and ``=``. Names and passwords are UTF-8 as they are, without SASLprep, as in real servers.
+What either side computes is compared in constant time, and a name that doesn't exist takes the same path as
+one that does (see `Users`).
 
 Rules: docs/spec/bootstrap.md#login.
 """
@@ -49,7 +49,7 @@ MECHANISMS = ("SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1", "PLAIN")
 
 MIN_ITERATIONS = 1_000
 MAX_ITERATIONS = 1_000_000
-"""Fewer make a stolen exchange cheap to break; more let a server burn our time."""
+"""Fewer make a stolen exchange cheap to break; more let a server waste our time."""
 
 DEFAULT_ITERATIONS = 4_096
 SALT_BYTES = 16
@@ -63,9 +63,9 @@ _PLAIN = "PLAIN"
 def choose_mechanism(offered: Iterable[str], *, allow_plain: bool) -> str:
     """The strongest mechanism that both sides know.
 
-    PLAIN shows the password to everybody on the way. The list of mechanisms is not protected either, so a
-    server that offers nothing else is not reason enough to use it: the connection must be encrypted or the
-    user must have said so.
+    PLAIN shows the password to everybody on the network path. The list of mechanisms is not protected either,
+    so PLAIN is not used just because a server offers nothing else: the connection must be encrypted or the
+    user must have allowed it.
     """
     names = set(offered)
     for mechanism in MECHANISMS:
@@ -94,12 +94,12 @@ class SaslClient(Protocol):
         ...
 
     def finish(self, final: bytes) -> None:
-        """Check what came with status 0; `LoginError` if the server can't prove to know the password."""
+        """Check the last value; `LoginError` if the server can't prove that it knows the password."""
         ...
 
 
 def client_for(mechanism: str, username: str, password: str, rng: random.Random) -> SaslClient:
-    """The client's half for a mechanism by name."""
+    """The client's half for the mechanism of this name."""
     if mechanism == _PLAIN:
         return PlainClient(username, password)
     if mechanism in _HASHES:
@@ -143,7 +143,7 @@ class Credential:
 
     @classmethod
     def derive(cls, mechanism: str, password: str, salt: bytes, iterations: int) -> Credential:
-        """From the password."""
+        """Derive it from the password."""
         name = _HASHES[mechanism]
         salted = _salted_password(name, password, salt, iterations)
         stored_key = hashlib.new(name, _client_key(name, salted)).digest()
@@ -208,8 +208,8 @@ class Users:
     """Who may log in.
 
     A known name and an unknown one take the same path: no branch depends on whether a name exists, and what
-    is kept of a password is derived for all users at once, never for the one who asks. So neither the answers
-    nor the time that they take tell who exists.
+    is kept of a password is derived for all users together, never for the one who logs in. So neither the
+    answers nor the time that they take reveal who exists.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class Users:
             self._keys_of(mechanism)
 
     def become(self, other: Users) -> frozenset[str]:
-        """Let in whom the other one lets in, from now on; the names whose old login is not good any more."""
+        """Take over the other's users; returns the names whose old login is no longer good."""
         before = self._passwords
         self._passwords, self._iterations = other._passwords, other._iterations
         self._secret, self._nobody = other._secret, other._nobody
@@ -245,18 +245,18 @@ class Users:
         return hmac.compare_digest(self._digest(password), expected)
 
     def credential(self, mechanism: str, username: str) -> Credential:
-        """What to check a SCRAM proof against; for an unknown user one that no proof fits."""
+        """What to check a SCRAM proof against; for an unknown user, one that no proof matches."""
         size = hashlib.new(_HASHES[mechanism]).digest_size
         nobody = self._nobody[:size], self._nobody[:size]
         stored_key, server_key = self._keys_of(mechanism).get(username, nobody)
         return Credential(self.salt(mechanism, username), self._iterations, stored_key, server_key)
 
     def salt(self, mechanism: str, username: str) -> bytes:
-        """The same for a name each time, whether the name exists or not."""
+        """The salt for a name: the same each time, whether the name exists or not."""
         return hmac.digest(self._secret, f"{mechanism} {username}".encode(), "sha256")[:SALT_BYTES]
 
     def _digest(self, password: str) -> bytes:
-        """As long for any password as the one of nobody: lengths are compared in the open."""
+        """As long for any password as `_nobody`: a difference in length would show in the timing."""
         return hmac.digest(self._secret, password.encode(), "sha512")
 
     def _keys_of(self, mechanism: str) -> dict[str, _Keys]:
@@ -284,7 +284,7 @@ class _Exchange(NamedTuple):
 class SaslServer:
     """The server's half, for one connection: any number of attempts, one at a time.
 
-    ``username`` is the one that has logged in, None before. A new attempt takes the old login away.
+    ``username`` is the user that has logged in, None before. A new attempt cancels the old login.
     """
 
     def __init__(self, users: Users, rng: random.Random) -> None:
@@ -293,7 +293,7 @@ class SaslServer:
         self._exchange: _Exchange | None = None
         self.username: str | None = None
         self.claimed = ""
-        """Who the last attempt was for, whatever came of it."""
+        """The user name of the last attempt, successful or not."""
 
     def auth(self, mechanism: bytes, value: bytes) -> Answer:
         """SASL_AUTH; the mechanism is its key."""
@@ -324,7 +324,7 @@ class SaslServer:
         except UnicodeDecodeError:
             return _REFUSED
         self.claimed = username
-        # to act for somebody else is not offered
+        # acting for somebody else is not offered
         if authzid not in ("", username) or not self._users.check_password(username, password):
             return _REFUSED
         self.username = username
@@ -374,7 +374,7 @@ class SaslServer:
 
 
 def _server_first(challenge: bytes) -> tuple[bytes, bytes, int]:
-    """Nonce, salt and iterations of ``r=…,s=…,i=…``; nothing else may stand there."""
+    """Nonce, salt and iterations of ``r=…,s=…,i=…``; nothing else is allowed."""
     attributes = challenge.split(b",")
     if len(challenge) > MAX_MESSAGE or [attribute[:2] for attribute in attributes] != [b"r=", b"s=", b"i="]:
         raise LoginError("the server's first SCRAM message is not r=NONCE,s=SALT,i=ITERATIONS")
@@ -399,7 +399,7 @@ def _escape(username: str) -> bytes:
 
 
 def _unescape(saslname: bytes) -> str | None:
-    """The user name, or None if an ``=`` stands there that is no escape."""
+    """The user name, or None if it has an ``=`` that is not an escape."""
     parts = saslname.split(b"=")
     if not saslname or any(part[:2] not in (b"2C", b"3D") for part in parts[1:]):
         return None
@@ -411,7 +411,7 @@ def _unescape(saslname: bytes) -> str | None:
 
 
 def _is_printable(nonce: bytes) -> bool:
-    """Blanks are outside of the RFC's alphabet, and in real clients' nonces."""
+    """Whether a nonce is printable. Spaces are not in the RFC's alphabet, but in real clients' nonces."""
     return bool(nonce) and all(0x20 <= byte <= 0x7E for byte in nonce)
 
 
@@ -424,7 +424,7 @@ def _base64(text: bytes) -> bytes | None:
 
 @lru_cache(maxsize=16)
 def _salted_once(name: str, password: str, salt: bytes, iterations: int) -> bytes:
-    """For a client, which logs in on every connection: to all nodes with the same salt, as RFC 5802 says."""
+    """Cached for clients: they log in on every connection, with the same salt on all nodes (RFC 5802)."""
     return _salted_password(name, password, salt, iterations)
 
 

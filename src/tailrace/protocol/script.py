@@ -5,7 +5,7 @@ A *script* yields a list of requests, which are sent together, and gets back the
     hello, mechanisms = yield [Hello(...), SaslListMechs()]
 
 It has no socket and no clock, so the handshake, the key-value client and the questions that a reader asks
-beside its streams are all scripts, run by whichever pump there is.
+alongside its streams are all scripts, run by whichever pump there is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Script = Generator[Sequence[Message], list[Any], Result]
 """Yields requests, gets `Response` objects (for STAT the list of all its answers), returns a result."""
 
 MAX_STATS = 100_000
-"""Answers to one STAT that we take before we call it endless."""
+"""How many answers to one STAT we accept before we call it endless."""
 
 
 def expect(response: Response, what: str) -> Response:
@@ -38,7 +38,7 @@ def expect(response: Response, what: str) -> Response:
 
 
 def ask(request: Message, what: str) -> Script[Any]:
-    """The script of one request that must succeed; gives its answer."""
+    """The script of one request that must succeed; returns its answer."""
     (response,) = yield [request]
     return expect(response, what)
 
@@ -65,7 +65,7 @@ class ScriptRunner(Generic[Result]):
 
     @property
     def waits_for(self) -> str:
-        """What is asked and not answered yet, for people."""
+        """What has been asked and not answered yet, for people."""
         names = [
             request.name() for request, got in zip(self._requests, self._answers, strict=True) if got is None
         ]
@@ -77,12 +77,12 @@ class ScriptRunner(Generic[Result]):
         return 0 <= index < len(self._requests)
 
     def receive(self, frame: Frame) -> bytes:
-        """Take an answer; gives the next requests when all of the last ones are answered."""
+        """Take an answer; returns the next requests once all of the last ones are answered."""
         index = frame.opaque - self._first_opaque
         request = self._requests[index]
         if frame.is_request or frame.opcode != request.OPCODE:
             raise RemoteProtocolError(
-                f"opcode 0x{frame.opcode:02x} is no answer to {request.name()} (opaque {frame.opaque})"
+                f"opcode 0x{frame.opcode:02x} is not an answer to {request.name()} (opaque {frame.opaque})"
             )
         answer = DCP.decode(frame, Direction.TO_RECEIVER)
         assert isinstance(answer, Response)

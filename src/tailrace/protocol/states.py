@@ -5,8 +5,8 @@ Rules of this file:
 * A machine is an enum of states, an enum of inputs (what happened, in the past tense) and one table from
   (state, input) to the next state.
 * What is not in a table can't happen. If it does, it is our own mistake: `LocalProtocolError`. What a peer
-  can do at the wrong time is looked at before it is given to the machine, and is a protocol error.
-* No code: `Machine` is all there is, and what a transition *does* stands where the input is given.
+  can do at the wrong time is checked before the machine gets it, and is a protocol error.
+* No code but `Machine`: what a transition *does* is where the input is fed.
 * `MACHINES` lists them all, for the docs (`docs/protocol/states.md` is drawn from it) and for the tests.
 """
 
@@ -49,8 +49,10 @@ __all__ = [
 
 
 class MachineEnum(Enum):
-    """States or inputs of a machine. They are the same only if they are one, so that they need not be looked
-    up by their names: a reading of a thousand vbuckets moves six thousand times before its first change.
+    """States or inputs of a machine.
+
+    Hashed by identity, which is faster than by name: reading a thousand vbuckets takes six thousand
+    transitions before the first change.
     """
 
     __hash__ = object.__hash__
@@ -70,7 +72,7 @@ class Machine(Generic[S, I]):
         self.state = start
 
     def feed(self, happened: I) -> S:
-        """Move on; the new state."""
+        """Move on and return the new state."""
         try:
             self.state = self._transitions[self.state, happened]
         except KeyError:
@@ -78,7 +80,7 @@ class Machine(Generic[S, I]):
         return self.state
 
     def undo(self, state: S) -> None:
-        """Go back to a state that it was in: what has happened since does not count."""
+        """Go back to an earlier state: what has happened since does not count."""
         self.state = state
 
 
@@ -119,7 +121,7 @@ class StreamState(MachineEnum):
     PENDING = "pending"
     """Accepted, nothing read yet."""
     BACKFILLING = "backfilling"
-    """Changes come from disk, or it is not known yet that they need not."""
+    """Changes come from disk, or may have to."""
     IN_MEMORY = "in-memory"
     """The stream has caught up and follows the changes as they are made."""
     TAKEOVER_SEND = "takeover-send"
@@ -127,7 +129,7 @@ class StreamState(MachineEnum):
     TAKEOVER_WAIT = "takeover-wait"
     """The replica has been told a new vbucket state and has not answered."""
     DEAD = "dead"
-    """Over; perhaps a Stream End has still to be sent."""
+    """Over; a Stream End may still have to be sent."""
 
 
 class StreamInput(MachineEnum):
@@ -154,8 +156,8 @@ STREAM_TRANSITIONS: Mapping[tuple[StreamState, StreamInput], StreamState] = {
 }
 
 
-# A stream of a reader. It outlives the connections that carry it, and is not told when one is lost: the next
-# request is what it sees of that.
+# A stream of a reader. It outlives the connections that carry it, and is not told when one is lost: it only
+# sees the next request.
 
 
 class ReaderStreamState(MachineEnum):
@@ -164,7 +166,7 @@ class ReaderStreamState(MachineEnum):
     CLOSED = "closed"
     """Not asked for, refused, ended, or given up by the reader."""
     REQUESTED = "requested"
-    """Asked for and not answered; or the server has emptied the vbucket, and its new branch is to come."""
+    """Asked for and not answered; or the server has emptied the vbucket and has not sent the new branch."""
     OPEN = "open"
 
 
@@ -209,11 +211,11 @@ class ReplicaStreamInput(MachineEnum):
     """What happens to a replica's stream."""
 
     ASKED = "asked for"
-    """At first; from an older place after a rollback, or under an older name of the same place; and in UPR
-    for the new branch after a flush."""
+    """The first time; again from an earlier place after a rollback, or under an older name of the same place;
+    and in UPR for the new branch after a flush."""
     ACCEPTED = "accepted"
     ROLLBACK_BEGAN = "rollback began"
-    """The active has another history, or in UPR none any more: the vbucket goes back."""
+    """The active has another history, or in UPR no longer any: the vbucket goes back."""
     CLOSED = "closed"
 
 
@@ -236,17 +238,17 @@ REPLICA_STREAM_TRANSITIONS: Mapping[tuple[ReplicaStreamState, ReplicaStreamInput
 
 
 class UprStreamState(MachineEnum):
-    """Where a stream of UPR stands on its way into DCP."""
+    """Where the translation of a UPR stream into DCP stands."""
 
     ASKED = "asked for"
     """Neither the answer nor the failover log has come."""
     LOG_KNOWN = "log known"
     AWAITING_LOG = "awaiting log"
-    """Accepted; what comes waits until the log is known."""
+    """Accepted; messages wait until the log is known."""
     OPEN = "open"
-    """What comes is said in DCP."""
+    """Messages are translated into DCP."""
     AWAITING_BRANCH = "awaiting branch"
-    """Flushed: what comes waits for the log of the new branch."""
+    """Flushed: messages wait for the log of the new branch."""
 
 
 class UprStreamInput(MachineEnum):
@@ -271,14 +273,14 @@ UPR_STREAM_TRANSITIONS: Mapping[tuple[UprStreamState, UprStreamInput], UprStream
 
 
 class DcpTakeoverState(MachineEnum):
-    """How far a takeover is."""
+    """The stages of a takeover."""
 
     SENDING = "sending"
-    """All there is; then the replica is told to be pending."""
+    """Everything so far is sent; then the replica is told to become pending."""
     GIVING_UP = "giving up"
     """The vbucket becomes dead here; waits until that is on disk."""
     FINISHING = "finishing"
-    """The rest is sent; then the replica is told to be active."""
+    """The rest is sent; then the replica is told to become active."""
     CLOSED = "closed"
 
 
@@ -301,10 +303,10 @@ DCP_TAKEOVER_TRANSITIONS: Mapping[tuple[DcpTakeoverState, DcpTakeoverInput], Dcp
 
 
 class TapTakeoverState(MachineEnum):
-    """How far a takeover is."""
+    """The stages of a takeover."""
 
     SENDING = "sending"
-    """All there is and all that changes, as on any stream."""
+    """All documents and all changes are sent, as on any stream."""
     GIVING_UP = "giving up"
     """The vbuckets become dead here; waits until that is on disk."""
     FINISHING = "finishing"
@@ -335,7 +337,7 @@ TAP_TAKEOVER_TRANSITIONS: Mapping[tuple[TapTakeoverState, TapTakeoverInput], Tap
 
 
 class ReadingState(MachineEnum):
-    """Where a vbucket stands that a client reads."""
+    """Where a vbucket that a client reads stands."""
 
     UNRESOLVED = "waits for the server's seqnos"
     READY = "waits for a connection to its node"
@@ -350,7 +352,7 @@ class ReadingInput(MachineEnum):
     """What happens to a vbucket that a client reads."""
 
     SEQNOS_WANTED = "seqnos wanted"
-    """It is to be asked for, and the server has to say first where it starts or ends."""
+    """It is to be asked for, but the server must first say where it starts or ends."""
     STREAM_WANTED = "stream wanted"
     """It is to be asked for."""
     REQUESTED = "requested"
@@ -358,7 +360,7 @@ class ReadingInput(MachineEnum):
     FAILED = "failed"
     """Refused, lost or nowhere to be found: another attempt comes later."""
     PAUSED = "paused"
-    """The application stops it."""
+    """The application stopped it."""
     ENDED = "ended"
     """The stream came to its end."""
 
@@ -368,7 +370,7 @@ READING_TRANSITIONS: Mapping[tuple[ReadingState, ReadingInput], ReadingState] = 
     **{(state, ReadingInput.STREAM_WANTED): ReadingState.READY for state in ReadingState},
     (ReadingState.READY, ReadingInput.REQUESTED): ReadingState.REQUESTED,
     (ReadingState.REQUESTED, ReadingInput.OPENED): ReadingState.OPEN,
-    (ReadingState.OPEN, ReadingInput.OPENED): ReadingState.OPEN,  # the older dialects tell a log again
+    (ReadingState.OPEN, ReadingInput.OPENED): ReadingState.OPEN,  # the older dialects repeat a log
     (ReadingState.OPEN, ReadingInput.ENDED): ReadingState.DONE,
     (ReadingState.UNRESOLVED, ReadingInput.FAILED): ReadingState.WAITING,
     (ReadingState.READY, ReadingInput.FAILED): ReadingState.WAITING,

@@ -1,8 +1,8 @@
-"""Which changes of a vbucket are for a stream: the JSON value of a stream request, and the filter made of it.
+"""Which changes of a vbucket are for a stream: a stream request's JSON value and the filter made from it.
 
-Four kinds of streams: of the whole bucket, of some collections, of a scope (collections that come later
-too), and the *legacy* stream of a connection without collections, which sees the default collection only and
-no system events. The filter follows the system events that pass by: it knows when it has nothing left.
+Four kinds of streams: of the whole bucket, of some collections, of a scope (with the collections added to it
+later), and the *legacy* stream of a connection without collections, which sees the default collection only
+and no system events. The filter follows the system events that pass by: it knows when it has nothing left.
 
 Rules: docs/spec/dcp.md#stream-request-message, docs/spec/dcp.md#collections.
 """
@@ -33,7 +33,7 @@ _HEX_64 = re.compile(r"[0-9a-fA-F]{1,16}")
 _DECIMAL_64 = re.compile(r"[0-9]{1,20}")
 _MAX_U64 = (1 << 64) - 1
 _DEFAULT = frozenset({0})
-_SYSTEM_EVENT = int(Trait.SYSTEM_EVENT)  # plain: an operator of an IntFlag is a call or two
+_SYSTEM_EVENT = int(Trait.SYSTEM_EVENT)  # a plain int: an operator of an IntFlag costs a call or two
 _NOT_PLAIN = int(Trait.COLLECTION | Trait.SYSTEM_EVENT)
 
 
@@ -55,14 +55,14 @@ def _refuse(what: str) -> NoReturn:
 def parse_stream_value(value: bytes) -> StreamValue:
     """Read the JSON of a stream request; `MalformedMessage` says what to answer.
 
-    Members that nobody knows are ignored, but one known member must be there.
+    Unknown members are ignored, but at least one known member must be there.
     """
     try:
         members = parse_json(value)
     except ValueError:
         _refuse("the value is not JSON")
     if not isinstance(members, dict):
-        _refuse("the value is no JSON object")
+        _refuse("the value is not a JSON object")
     if not members.keys() & {"uid", "sid", "collections", "scope", "purge_seqno", "cts"}:
         _refuse("the value has no member that is known")
     if "collections" in members and "scope" in members:
@@ -78,9 +78,9 @@ def parse_stream_value(value: bytes) -> StreamValue:
 
 
 def _check_cache_transfer(wishes: object) -> None:
-    """How a cache is to be transferred: nothing follows from it, but it must make sense."""
+    """Check how a cache is to be transferred: it has no effect, but must make sense."""
     if not isinstance(wishes, dict):
-        _refuse("cts is no JSON object")
+        _refuse("cts is not a JSON object")
     free_memory, all_keys = wishes.get("free_memory", 0), wishes.get("all_keys", False)
     if type(free_memory) is not int or free_memory < 0 or type(all_keys) is not bool:
         _refuse("cts has free_memory, a number, and all_keys, true or false")
@@ -94,7 +94,7 @@ def _number(members: Mapping[str, Any], name: str, shape: re.Pattern[str], base:
 
 def _parse_number(text: object, name: str, shape: re.Pattern[str], base: int) -> int:
     if not isinstance(text, str) or shape.fullmatch(text) is None or (number := int(text, base)) > _MAX_U64:
-        _refuse(f"{name} is no number in the form that it must have")
+        _refuse(f"{name} is not a number in the required form")
     return number
 
 
@@ -112,14 +112,14 @@ def _stream_id(members: Mapping[str, Any]) -> int | None:
         return None
     number = members["sid"]
     if type(number) is not int:
-        _refuse("sid is no integer")
+        _refuse("sid is not an integer")
     if not 1 <= number <= 0xFFFF:
         raise MalformedMessage("dcp stream request: sid must be 1 to 65535", Status.DCP_STREAMID_INVALID)
     return number
 
 
 class StreamFilter:
-    """Decides frame by frame, in bulk; keeps up with collections that come and go."""
+    """Decides frame by frame, in bulk, which pass; keeps up with collections that come and go."""
 
     __slots__ = ("_collections", "_scope", "is_empty", "is_legacy", "shows_unseen")
 
@@ -130,7 +130,7 @@ class StreamFilter:
         self._scope = scope
         self.is_legacy = legacy
         self.shows_unseen = False
-        """Prepares and aborts pass, too."""
+        """Whether prepares and aborts pass too."""
         self.is_empty = False
         """All that was asked for has been dropped: the stream has nothing to wait for."""
 
@@ -165,7 +165,7 @@ class StreamFilter:
 
     @property
     def is_one_collection(self) -> bool:
-        """Exactly one was asked for by name."""
+        """Whether exactly one collection was asked for by name."""
         return self._scope is None and not self.is_legacy and len(self._collections or ()) == 1
 
     def wanted(self, chunk: Chunk) -> Mask | None:
@@ -180,7 +180,7 @@ class StreamFilter:
         return seen if wanted is None else wanted & seen
 
     def _wanted(self, chunk: Chunk) -> Mask | None:
-        """As `wanted`, by collections alone."""
+        """Like `wanted`, by collections alone."""
         if self._collections is None:
             return None
         if self._collections == _DEFAULT and not chunk.traits & _NOT_PLAIN:
@@ -188,7 +188,7 @@ class StreamFilter:
         data, offsets = chunk.data, chunk.offsets
         if not chunk.traits & _SYSTEM_EVENT:
             return self._pass(data, offsets)
-        # The events split the chunk: each may change what passes behind it.
+        # The events split the chunk: each may change what passes after it.
         passed = np.zeros(len(offsets), np.bool_)
         begin = 0
         ends = np.append(offsets[1:], len(data))

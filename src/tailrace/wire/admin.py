@@ -652,7 +652,7 @@ class _ByPath(_CollectionsCommand):
 
     @property
     def path(self) -> bytes:
-        """The path, wherever it stands."""
+        """The path, from the value or the key."""
         return self.value or self.key
 
     def check_fields(self) -> None:

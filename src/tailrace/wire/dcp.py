@@ -397,7 +397,7 @@ class DcpMutation(Message):
 
     @property
     def document(self) -> bytes:
-        """The value without the extended metadata that old servers put behind it."""
+        """The value without the extended metadata that old servers put after it."""
         return self.value[: len(self.value) - self.nmeta] if self.nmeta else self.value
 
     def check_fields(self) -> None:

@@ -172,7 +172,7 @@ class Durability:
 
 
 def decode_duration_us(info: FrameInfo) -> int:
-    """Microseconds that a server worked on a command or held it back; the 2 bytes are on a curve."""
+    """Microseconds that a server worked on a command or held it back; 2 bytes encode them on a curve."""
     if len(info.data) != 2:
         raise MalformedMessage(f"a duration has 2 bytes, not {len(info.data)}")
     return round(math.pow(int.from_bytes(info.data, "big"), 1.74) / 2)

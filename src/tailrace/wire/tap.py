@@ -112,7 +112,7 @@ class TapConnect(Message):
         return cls(flags=flags, key=name, value=value + options.trailing)
 
     def options(self) -> TapConnectOptions:
-        """The values behind the flags; unknown flags carry none."""
+        """The values that the flags carry; unknown flags carry none."""
         flags = self.flags or 0
         data, at = self.value, 0
         options = TapConnectOptions()

@@ -62,7 +62,7 @@ __all__ = [
 
 _SEQNO = struct.Struct(">Q")
 _SKIPPED = 8
-"""Draft A announces 8 bytes more than it draws, most likely the CAS; they are skipped (A1, A2, A10 to A13)."""
+"""Draft A announces 8 bytes more than it draws, probably the CAS; they are skipped (A1, A2, A10 to A13)."""
 
 _RESUME = layout("""
     Q start_seqno  the last seqno that the reader has

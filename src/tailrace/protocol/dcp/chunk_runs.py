@@ -1,7 +1,7 @@
 """The runs of a received chunk: control frames and stretches of changes, checked against their streams.
 
-Nothing counts before all of a chunk is good: without `ChunkRuns.commit` the streams stand again where they
-stood. What finds the runs, for whole arrays, is `delivery`.
+Nothing counts before all of a chunk is good: without `ChunkRuns.commit` the streams go back to where they
+were. `delivery` finds the runs, on whole arrays.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ _SUCCESS, _ACK = int(Status.SUCCESS), int(MarkerFlag.ACK)
 
 @dataclass(slots=True, eq=False)
 class ReceivedChunk:
-    """Received frames that nobody has looked at yet, but for those that can't wait."""
+    """Received frames that have not been looked at yet, except those that can't wait."""
 
     frames: ScannedFrames
     block: Block
     headers: NDArray[np.void]
     """Of the control frames."""
     ordered: NDArray[np.bool_]
-    """Which control frames belong to streams, and so into the order of the changes."""
+    """Which control frames belong to streams, and so have a place among the changes."""
     size_bytes: int
     """What flow control counts."""
 
 
 class ChunkRuns:
-    """The runs of a chunk, made in the order of their streams, in a ``with`` that ends by `commit`."""
+    """The runs of a chunk, made in the order of their streams, in a ``with`` that ends with `commit`."""
 
     def __init__(self, chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[int]) -> None:
         self._chunk = chunk
@@ -80,7 +80,7 @@ class ChunkRuns:
         self._magics, self._opcodes, self._extras, self._vbuckets, self._sizes = (
             headers[name].tolist() for name in ("magic", "opcode", "extras_length", "vbucket", "body_length")
         )
-        # without a key, a CAS, framing extras or a datatype, as nearly all are: those need no message made
+        # without a key, a CAS, framing extras or a datatype, as nearly all are: no message is made of those
         unmarked = (headers["key_length"] == 0) & (headers["datatype"] == 0) & (headers["cas"] == 0)
         self._is_plain = (unmarked & np.isin(headers["magic"], _PLAIN_MAGICS)).tolist()
         self._starts = chunk.frames.control_start.tolist()
@@ -105,7 +105,7 @@ class ChunkRuns:
             stream.machine.undo(state)
 
     def commit(self) -> None:
-        """Everything was good: the streams stand where the chunk ends."""
+        """Everything was good: the streams stay where the chunk ends."""
         self._before.clear()
 
     def fall(
@@ -115,9 +115,9 @@ class ChunkRuns:
         at_least: NDArray[np.uint64],
         starts: NDArray[np.intp],
     ) -> None:
-        """Some runs don't rise: for each of them, by its number, the item before one that falls.
+        """The seqnos of some runs don't rise: by a run's number, the item before one that falls.
 
-        What is no item has seqno 0, and the highest one in ``at_least``.
+        Messages that are not items have seqno 0, and the highest one in ``at_least``.
         """
         self._falls = {run: f"item {seqno[at + 1]} follows item {seqno[at]}" for run, at in falls.items()}
         lowest, highest = np.minimum.reduceat(at_least, starts), np.maximum.reduceat(seqno, starts)
@@ -126,10 +126,10 @@ class ChunkRuns:
     def add(  # noqa: PLR0917
         self, ordered: list[int], opaque: int, control: int, items: int, first: int, last: int, at: int
     ) -> int:
-        """One run; its number, or -1 if its changes are to be passed over."""
+        """Add a run; returns its number, or -1 if its changes are to be skipped."""
         self._number += 1
         if control >= 0 and not items and self._answers_closing(ordered[control]):
-            return -1  # it may come after the end of the stream, when nobody knows the opaque any more
+            return -1  # it may come after the end of the stream, when the opaque is no longer known
         stream = self._known[opaque] if opaque in self._known else self._find(opaque)
         if control >= 0:
             self._control(ordered[control], opaque, stream, at)
@@ -161,7 +161,7 @@ class ChunkRuns:
     def carried(
         self, controls: NDArray[np.intp], numbers: NDArray[np.int32], wire_index: NDArray[np.intp]
     ) -> None:
-        """Messages that have a seqno of their own."""
+        """Add messages that have a seqno of their own."""
         for control, number, at in zip(controls.tolist(), numbers.tolist(), wire_index.tolist(), strict=True):
             if number < 0:
                 continue
@@ -170,7 +170,7 @@ class ChunkRuns:
             if message.vbucket != run.stream.vbucket:
                 raise RemoteProtocolError(f"{message.name()} of another vbucket than its stream's")
             if run.is_oso and isinstance(message, DcpSeqnoAdvanced):
-                continue  # it counts when the snapshot is whole
+                continue  # it counts when the snapshot is complete
             self.happened.append((at, Carried(run.stream, message, run)))
 
     def _find(self, opaque: int) -> Stream | None:
@@ -197,7 +197,7 @@ class ChunkRuns:
         return self._magics[control] in _ANSWERS
 
     def _answers_closing(self, control: int) -> bool:
-        """Whether it is the answer to the closing of a stream, which tells nothing."""
+        """Whether it is the answer to closing a stream, which says nothing."""
         return self._is_answer(control) and self._opcodes[control] == _CLOSE_STREAM
 
     def _frame(self, control: int) -> Frame:
@@ -210,7 +210,7 @@ class ChunkRuns:
             if opcode == _STREAM_REQUEST:
                 if stream is not None:
                     self._answered(control, opaque, stream, at)
-                elif self._vbuckets[control] != _SUCCESS:  # in an answer the status stands there
+                elif self._vbuckets[control] != _SUCCESS:  # an answer has its status there
                     self.finished.append(opaque)
             return
         if stream is not None and not stream.is_open:
@@ -236,7 +236,7 @@ class ChunkRuns:
             self._marker(control, stream, at)
 
     def _oso(self, message: DcpOsoSnapshot, stream: Stream, at: int) -> None:
-        """An out of order snapshot begins or is whole: docs/spec/dcp.md#oso-snapshot."""
+        """An out of order snapshot begins or is complete: docs/spec/dcp.md#oso-snapshot."""
         self._check_vbucket(message.vbucket, stream)
         begins, before = message.flags == OsoFlag.START, stream.position.seqno
         if begins == (stream.oso_high is not None):
@@ -284,7 +284,7 @@ class ChunkRuns:
     def _answered(self, control: int, opaque: int, stream: Stream, at: int) -> None:
         if stream.machine.state is not ReaderStreamState.REQUESTED:
             raise RemoteProtocolError(f"the stream request of vbucket {stream.vbucket} is answered twice")
-        is_accepted = self._vbuckets[control] == _SUCCESS  # in an answer the status stands there
+        is_accepted = self._vbuckets[control] == _SUCCESS  # an answer has its status there
         if is_accepted and self._is_plain[control] and not self._extras[control]:
             log = bytes(self._body(control))
         else:

@@ -2,17 +2,17 @@
 
 The rules are docs/spec/dcp.md#open and docs/spec/dcp.md#control-keys.
 
-One function per key, found by name. Each takes the value as text and either sets an option or says with which
-status the key is refused. Most keys apply to streams that are requested afterwards. The options stand here
-too, beside the keys that set them: a new key is a field and a function.
+One function per key, found by name. Each takes the value as text and either sets an option or gives the
+status with which the key is refused. Most keys apply to streams that are requested afterwards. The options
+are here too, next to the keys that set them: a new key is a field and a function.
 
 This is the producer's half. What a reader asks for is in `reader` (`ReaderSettings.controls`), what a replica
 asks for in `replica_controls`.
 
 ``change_streams`` is accepted whether or not the bucket retains a history, as by a server with a retention of
-0: no snapshot is marked as history then. ``cache_transfer`` is refused (0x83), otherwise than by a server of
-the newest line: it warms a replica's cache with documents, and this store has no cache apart from its
-documents. Replicas that ask take the refusal.
+0: no snapshot is marked as history then. ``cache_transfer`` is refused (0x83), unlike by servers of the
+newest line: it warms a replica's cache with documents, and this store has no cache apart from its documents.
+Replicas that ask for it accept the refusal.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_BUFFER = 0xFFFF_FFFF
 _PRIORITIES = ("high", "medium", "low")
 _TRUE = "true"
 
-# As plain integers: an operator of an IntFlag is a call or two, and each of a thousand streams asks for all.
+# Plain integers: an operator of an IntFlag costs a call or two, and each of a thousand streams uses them all.
 _XATTRS = int(OpenFlag.INCLUDE_XATTRS)
 _DELETED_USER_XATTRS = int(OpenFlag.INCLUDE_DELETED_USER_XATTRS)
 _DELETE_TIMES = int(OpenFlag.INCLUDE_DELETE_TIMES)
@@ -44,7 +44,7 @@ _SKIP_DELETES = int(OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL)
 
 
 class Oso(Enum):
-    """Whether the first backfill may come out of sequence, and whether its end is then told."""
+    """Whether the first backfill may come out of order, and whether its end is then announced."""
 
     OFF = ""
     ON = "true"
@@ -60,7 +60,7 @@ class BackfillOrder(Enum):
 
 @dataclass(slots=True)
 class ConnectionOptions:
-    """Everything that was negotiated on a connection; HELLO's features are those of the moment of Open."""
+    """Everything that was negotiated on a connection; the features are those granted by HELLO before Open."""
 
     features: frozenset[int]
     name: bytes = b""
@@ -126,7 +126,7 @@ class ConnectionOptions:
         return self.sync_writes and bool(self.consumer_name)
 
     def control(self, key: bytes, value: bytes) -> Status:
-        """Apply a control message: the status to answer."""
+        """Apply a control message; returns the status to answer."""
         apply = _CONTROLS.get(key)
         if apply is None:
             return Status.EINVAL
@@ -150,7 +150,7 @@ def _switch(name: str) -> Callable[[ConnectionOptions, str], Status]:
 def _one_way(
     name: str, refused: Callable[[ConnectionOptions], Status | None] | None = None
 ) -> Callable[[ConnectionOptions, str], Status]:
-    """Only ``true`` is a value, and it stays on; something else that was agreed may exclude it."""
+    """Only ``true`` is accepted, and it stays on; something else that was agreed may exclude it."""
 
     def apply(options: ConnectionOptions, value: str) -> Status:
         if value != _TRUE:
@@ -231,8 +231,9 @@ def _marker_version(options: ConnectionOptions, value: str) -> Status:
 
 
 def _no_effect(options: ConnectionOptions, value: str) -> Status:
-    """This node never does what it allows: a cursor here is a seqno, which need not be dropped, and how often
-    documents are used is not counted.
+    """Accept a key that allows what this node never does.
+
+    A cursor here is a seqno, which need not be dropped, and how often documents are used is not counted.
     """
     return Status.SUCCESS
 

@@ -2,9 +2,9 @@
 
 Received bytes become a `ReceivedChunk`: the changes as arrays, and the frames between them (markers, answers,
 ends). When the application wants it, `deliver` checks the chunk against the streams that it belongs to and
-moves their positions on. Nothing here handles one change after the other. All frames of one stream that stand
-between two of its control frames are a *run*: one snapshot, one history, rising seqnos. Rules are checked
-for whole arrays, positions move once for each run.
+advances their positions. Nothing here handles changes one by one. All frames of one stream between two of its
+control frames are a *run*: one snapshot, one history, rising seqnos. Rules are checked for whole arrays, and
+positions move once per run.
 
 Rules: docs/spec/dcp.md#snapshots, docs/spec/dcp.md#checks-of-a-receiver.
 """
@@ -54,16 +54,16 @@ _CARRIES_SEQNO = np.zeros(256, dtype=bool)
 _CARRIES_SEQNO[[DcpOpcode.SYSTEM_EVENT, DcpOpcode.SEQNO_ADVANCED]] = True
 _CARRIES_SEQNO[[DcpOpcode.PREPARE, DcpOpcode.COMMIT, DcpOpcode.ABORT]] = True
 _DECIDES = record(HEADER_LAYOUT + DcpCommit.LAYOUTS[0])
-"""A commit or an abort, whose own seqno stands behind that of its prepare."""
+"""A commit or an abort, whose own seqno follows that of its prepare."""
 _REQUEST = int(Magic.REQUEST)
 _ROWS_IN_A_STRETCH = 8
-"""With fewer of them on the average, it is better not to look at one stretch after the other."""
+"""With fewer of them on average, it is better not to go stretch by stretch."""
 
 
 Column: TypeAlias = "int | NDArray[np.uint64]"
 Place: TypeAlias = tuple[int, int, tuple[int, int]]
-"""What changes that stand together have in common: vbucket, the vb_uuid that they were made on (0 if that is
-older than the log), start and end of their snapshot. A plain tuple: any other takes far longer to unpack.
+"""What adjacent changes have in common: vbucket, the vb_uuid that they were made on (0 if that is older than
+the log), start and end of their snapshot. A plain tuple: any other takes far longer to unpack.
 """
 
 
@@ -73,13 +73,13 @@ class ChangeDelivery:
 
     chunk: ReceivedChunk
     rows: slice | NDArray[np.intp]
-    """Which rows of the frames; not those of streams that were closed meanwhile."""
+    """Which rows of the frames; not those of streams that have been closed."""
     run_of: NDArray[np.int32]
-    """By row of the delivery, its place in ``runs``."""
+    """For each row of the delivery, its index in ``runs``."""
     runs: list[SnapshotRun]
     controls: list[PlacedEvent] = field(default_factory=list)
     finished: list[int] = field(default_factory=list)
-    """Opaques that mean nothing any more."""
+    """Opaques that are no longer in use."""
     acknowledged: list[int] = field(default_factory=list)
     """Opaques of streams whose marker asked for an answer, which is due now."""
 
@@ -88,13 +88,13 @@ class ChangeDelivery:
         return len(self.run_of)
 
     def places(self) -> tuple[NDArray[np.int32], list[Place]]:
-        """The places of the changes, and by row which of them it has."""
+        """The places of the changes, and for each row the index of its place."""
         places: list[Place] = [
             (run.stream.vbucket, run.log.newest.vb_uuid, (run.snapshot.start, run.snapshot.end))
             for run in self.runs
         ]
         place_of = self.run_of
-        # changes that were made on an older branch: found by the log, one branch of history after the other
+        # changes that were made on an older branch are found by the log, branch by branch
         older = [index for index, run in enumerate(self.runs) if run.base.seqno < run.log.newest.seqno]
         if older:
             seqnos, place_of = self.chunk.frames.seqno[self.rows], place_of.copy()
@@ -109,8 +109,9 @@ class ChangeDelivery:
         return place_of, places
 
     def histories(self) -> tuple[Column, Column, Column]:
-        """For each row the vb_uuid that it was made on, and start and end of its snapshot; one number where
-        that is the same for all.
+        """For each row the vb_uuid that it was made on, and start and end of its snapshot.
+
+        One number instead of an array if it is the same for all.
         """
         place_of, places = self.places()
         columns = zip(*((vb_uuid, *snapshot) for _, vb_uuid, snapshot in places), strict=True)
@@ -127,9 +128,9 @@ def control_headers(frames: ScannedFrames) -> NDArray[np.void]:
 
 
 def deliver(chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[int]) -> ChangeDelivery:
-    """Check a chunk against its streams (by opaque) and move them on; all of it, or an error and nothing.
+    """Check a chunk against its streams (by opaque) and advance them: all of it, or an error and nothing.
 
-    ``retired`` are the opaques of streams that we closed: what still comes for them is passed over.
+    ``retired`` are the opaques of streams that we closed: what still comes for them is skipped.
     """
     frames = chunk.frames
     if len(frames) and not chunk.ordered.any() and all_true(frames.opaque == frames.opaque[0]):
@@ -186,7 +187,7 @@ def deliver(chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[in
     controls = ordered.tolist()
     with ChunkRuns(chunk, streams, retired) as made:
         if len(falling):
-            # who makes a run knows whether its seqnos may fall
+            # `made.add` knows whether the seqnos of a run may fall
             runs_that_fall = np.searchsorted(starts, falling, "right") - 1
             made.fall(
                 dict(zip(runs_that_fall[::-1].tolist(), falling[::-1].tolist(), strict=True)),
@@ -222,7 +223,7 @@ def deliver(chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[in
 def _deliver_one_run(
     chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[int]
 ) -> ChangeDelivery:
-    """`deliver` for what a backfill is made of: nothing but changes of one stream."""
+    """`deliver` for a chunk with only changes of one stream, as in a backfill."""
     frames = chunk.frames
     seqno = frames.seqno
     rising = seqno[1:] > seqno[:-1]
@@ -253,8 +254,9 @@ class _FoundRun:
 def _deliver_in_stretches(
     chunk: ReceivedChunk, ordered: NDArray[np.intp], streams: Mapping[int, Stream], retired: set[int]
 ) -> ChangeDelivery | None:
-    """`deliver` for backfills of many small vbuckets: the changes of a stream mostly stand together. None if
-    they don't, or if something is unusual with them; nothing has happened then.
+    """`deliver` for backfills of many small vbuckets, where the changes of a stream are mostly adjacent.
+
+    None if they are not, or if anything is unusual; nothing has happened then.
     """
     frames = chunk.frames
     opaque, seqno, rows = frames.opaque, frames.seqno, len(frames)

@@ -1,7 +1,7 @@
-"""A look through a snapshot before it is announced: where is the last change that is for this stream?
+"""Reads a snapshot before it is announced, to find the last change that is for this stream.
 
 A stream without collections, of a bucket that has some or that has durable writes, sends only a part of each
-snapshot. Its marker must end at a change that is sent: there is no other message that could end the snapshot.
+snapshot. Its marker must end at a change that is sent: no other message could end the snapshot.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Preview:
 
     def __init__(self, snapshot: VBucketSnapshot, *, shows_unseen: bool = False) -> None:
         self.last_seqno = 0
-        """Of the last change that is for the stream; 0: none so far."""
+        """The seqno of the last change that is for the stream; 0: none so far."""
         self._snapshot = snapshot
         self._filter = StreamFilter.of_old_clients()
         self._filter.shows_unseen = shows_unseen
 
     def read(self) -> int | None:
-        """Look through the next chunk: its size, or None at the end."""
+        """Look through the next chunk; returns its size, or None at the end."""
         chunk = self._snapshot.read(CHUNK_BYTES)
         if chunk is None:
             return None
@@ -46,7 +46,7 @@ class Preview:
 
     @property
     def is_for_nobody(self) -> bool:
-        """Nothing of the snapshot is for the stream, which goes on behind it."""
+        """Whether nothing of the snapshot is for the stream, which goes on after it."""
         return not self.last_seqno and not self._filter.is_empty
 
     def close(self) -> None:

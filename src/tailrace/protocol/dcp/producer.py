@@ -1,6 +1,6 @@
 """A DCP connection, seen by the producer: its requests, its controls, its liveness and its takeovers.
 
-How the streams get their turns is `stream_producer`.
+`stream_producer` gives the streams their turns.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DcpProducer(StreamProducer):
     def __init__(self, host: Host, wake: Callable[[], None], now: float) -> None:
         super().__init__(host, wake, now, ConnectionOptions(host.features))
         self._stream_options: ConnectionOptions | None = None
-        """What the streams share that are opened until the next control; a copy for each took its time."""
+        """Shared by the streams that are opened until the next control: a copy for each would take time."""
         self._liveness = ProducerLiveness(host.settings.idle_timeout, now)
 
     # The handler's interface.
@@ -99,7 +99,7 @@ class DcpProducer(StreamProducer):
             takeover.handle_timer(now)
 
     def _open_takeovers(self) -> list[DcpTakeover]:
-        """Those whose backfill is over."""
+        """The takeovers whose backfill is over."""
         return [
             stream.takeover
             for stream in self._takeovers
@@ -234,10 +234,10 @@ class DcpProducer(StreamProducer):
         self._window.acknowledge(message.acked_bytes)
 
     def _receive_seqno_acknowledged(self, frame: Frame, message: Message) -> None:
-        """Up to which prepare a replica is: durable writes wait for that.
+        """A replica has every prepare up to a seqno: durable writes wait for that.
 
-        It counts for the stream that brought it there. Of one that has ended it may come late: the vbucket
-        was rewound, say, and the replica speaks of the other branch.
+        It counts only while the stream is live. Later, the replica may mean another branch, for example after
+        a rewind of the vbucket.
         """
         assert isinstance(message, DcpSeqnoAcknowledged)
         if not self._options.sync_replication:

@@ -1,7 +1,7 @@
 """One stream of a DCP producer: from a vbucket's snapshots to the messages for a reader or replica.
 
 The stream pulls. Nothing is read from the store before there is room to send it, so a reader that does not
-read costs one chunk and nothing more. `send_into` goes round:
+read costs one chunk and nothing more. `send_into` loops:
 
     messages or frames wait?            send them, as far as the window allows
     no snapshot is open?                ask the vbucket for the next one, or wait for a change
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 __all__ = ["ProducerStream"]
 
 SKIPPED_BEFORE_ADVANCE = 10_000
-"""Changes of a backfill that the filter drops in a row before the reader is told how far it is."""
+"""How many changes of a backfill the filter drops in a row before the reader is told the seqno."""
 
 LOOK_BYTES = 16 << 10
-"""Looking at a stream that has nothing takes as long as this many bytes of a backfill."""
+"""Looking at a stream that has nothing costs as much as this many bytes of a backfill."""
 
 SMALL_READ_BYTES = 64 << 10
-"""Reading a small chunk takes as long as this many bytes of a large one."""
+"""Reading a small chunk costs as much as this many bytes of a large one."""
 
 _TAKE_OVER = int(AddStreamFlag.TAKE_OVER)  # plain, as in `controls`
 _DISK_ONLY = int(AddStreamFlag.DISK_ONLY)
@@ -79,11 +79,11 @@ class ProducerStream:
         slots: BackfillSlots,
         on_ready: Callable[[ProducerStream], None],
     ) -> None:
-        self.position = accepted.start_seqno  # end of the last snapshot that was taken whole
+        self.position = accepted.start_seqno  # the end of the last snapshot that was read completely
         self.is_ready = False
         self._is_parked = False
         self._gives_way = False
-        """It has sent a snapshot from memory whole, and there is more: the others come first."""
+        """It has sent a whole snapshot from memory, and there is more: other streams come first."""
         self._accepted = accepted
         self._options = options
         self._host = host
@@ -97,7 +97,7 @@ class ProducerStream:
         self._reading: _SnapshotReading | None = None
         self._marker = SnapshotMarker(accepted, options)
         self._is_cut = accepted.filter.is_legacy
-        """No message but a change can end a snapshot."""
+        """Only a change can end a snapshot."""
         self._preview: Preview | None = None
         self._watched = self.WATCHED(accepted.vbucket, host, self.changed)
         self.takeover = (
@@ -129,7 +129,7 @@ class ProducerStream:
 
     @property
     def is_taking_over(self) -> bool:
-        """The backfill is over, and the takeover is not."""
+        """Whether the backfill is over and the takeover is not."""
         return self._machine.state in _TAKEOVER_STATES
 
     @property
@@ -138,17 +138,17 @@ class ProducerStream:
 
     @property
     def is_finished(self) -> bool:
-        """Over, and everything said: the owner forgets it."""
+        """Whether it is over and everything is sent: the owner forgets it then."""
         return self._machine.state is _DEAD and not self._queue.has_messages
 
     @property
     def is_inside_memory(self) -> bool:
-        """It has begun to send a snapshot that holds on to memory: better finish that before another."""
+        """Whether it is sending a snapshot that holds on to memory: that should be finished first."""
         return self._reading is not None and self._reading.snapshot.in_memory
 
     @property
     def lag_changes(self) -> int:
-        """Changes that it has still to send."""
+        """Changes that it still has to send."""
         end = min(self._watched.vbucket.high_seqno, self._accepted.end_seqno)
         return max(0, end - max(self.position, self._queue.last_seqno))
 
@@ -169,8 +169,10 @@ class ProducerStream:
     # What happens to it.
 
     def start(self) -> None:
-        """It was accepted. Without anything to say it is not looked at before it has a slot for its backfill:
-        of a thousand streams most wait.
+        """It was accepted.
+
+        With nothing to send it is not served before it has a slot for its backfill: most of a thousand
+        streams wait.
         """
         if self._queue.has_messages or self._take_slot():
             self.set_ready()
@@ -183,15 +185,16 @@ class ProducerStream:
             self._on_ready(self)
 
     def changed(self) -> None:
-        """The vbucket has something newer, or is not what it was."""
+        """The vbucket has something newer, or is no longer the same."""
         if not self._watched.is_same():
             self.end(StreamEndStatus.STATE_CHANGED)
         elif not self.is_ready and not self._is_parked:
             self.set_ready()
 
     def _await_append(self) -> None:
-        """There is nothing to do before the vbucket has something newer. Only then does a write call us: it
-        costs nothing for readers who are behind.
+        """There is nothing to do before the vbucket has something newer.
+
+        Only then does a write call us: it costs nothing for readers that lag.
         """
         if self.is_live:
             self._host.await_append(self.vbucket, self.changed)
@@ -202,7 +205,7 @@ class ProducerStream:
             self.set_ready()
 
     def state_answered(self) -> None:
-        """The replica's vbucket has the state that it was told to have."""
+        """The replica's vbucket has taken the state that it was told."""
         if self.takeover is None or self.state is not StreamState.TAKEOVER_WAIT:
             return
         self._machine.feed(StreamInput.STATE_ANSWERED)
@@ -216,7 +219,7 @@ class ProducerStream:
         self.set_ready()
 
     def end(self, status: StreamEndStatus, *, tell: bool = True) -> None:
-        """The stream is over; what was read and not sent is dropped."""
+        """End the stream; what was read and not sent is dropped."""
         if self.state is StreamState.DEAD:
             return
         self._machine.feed(StreamInput.ENDED)
@@ -233,10 +236,12 @@ class ProducerStream:
     # Sending.
 
     def send_into(self, out: list[bytes | memoryview], budget: int) -> int:
-        """Put messages into ``out`` until about ``budget`` bytes of work are done, the window is full, or
-        there is nothing for now (then it is no longer ready). A batch is not split for the budget, only
-        for the window. Returns the work that was done: bytes that were sent, or read and found not to be
-        for this stream; at least what it takes to look at the stream and at each chunk that was read.
+        """Put messages into ``out``; returns the work that was done.
+
+        It stops when about ``budget`` bytes of work are done, the window is full, or there is nothing for
+        now (then it is no longer ready). A batch is not split for the budget, only for the window. Work is
+        the bytes that were sent, or read and found not to be for this stream; at least what it costs to look
+        at the stream and at each chunk that was read.
         """
         window, queue = self._options.window, self._queue
         work = reads = 0
@@ -262,7 +267,7 @@ class ProducerStream:
         return max(work, reads * SMALL_READ_BYTES, LOOK_BYTES)
 
     def _load(self) -> int | None:
-        """Find what to send next: how many bytes were read for it, or None if there is nothing for now."""
+        """Find what to send next; returns how many bytes were read for it, None if there is nothing now."""
         if not self.is_live:
             return None
         if self._ends_after_batch is not None:
@@ -286,7 +291,7 @@ class ProducerStream:
 
     def _next_snapshot(self) -> int | None:
         accepted, vbucket = self._accepted, self._accepted.vbucket
-        self.changed()  # a later look is compared with what it may read from now on
+        self.changed()  # a later look compares with the vbucket as it is now
         state = self._machine.state
         if state is _DEAD:
             return 0
@@ -325,7 +330,7 @@ class ProducerStream:
 
     @property
     def _looks_ahead(self) -> bool:
-        """It looks through each snapshot before it announces it: there may be changes that are not for it."""
+        """Whether it looks through a snapshot before announcing it: some changes may not be for it."""
         if not self._is_cut:
             return False
         hides = not self._accepted.filter.shows_unseen and self._accepted.vbucket.has_unseen
@@ -371,12 +376,11 @@ class ProducerStream:
         return None
 
     def _begin(self, snapshot: VBucketSnapshot) -> bool:
-        """Take a snapshot up, with a marker unless it goes on with what the last one announced; False if it
-        has to wait.
+        """Begin a snapshot, with a marker unless it continues what the last one announced; False: not yet.
 
         A replica may be in the middle of receiving a snapshot. What is here of it is announced with the end
-        of the whole, and the rest follows later without a marker: nobody may take a part for a state that
-        the vbucket had. If nothing of it is here yet, it may never come: what is here is whole.
+        of the whole, and the rest follows later without a marker: no reader may take a part for a state that
+        the vbucket had. If nothing of it is here yet, it may never come: what is here is complete.
         """
         end = snapshot.end
         vbucket = self._accepted.vbucket
@@ -393,7 +397,7 @@ class ProducerStream:
         return True
 
     def _read_preview(self, preview: Preview) -> int:
-        """Look on through a snapshot that is to be announced."""
+        """Go on looking through a snapshot that is to be announced."""
         read = preview.read()
         if read is not None:
             return read
@@ -407,7 +411,7 @@ class ProducerStream:
         return 0
 
     def _read(self, reading: _SnapshotReading) -> int | None:
-        """Make a batch of the snapshot's next chunk, or go on behind its end."""
+        """Make a batch from the snapshot's next chunk, or go on after its end."""
         snapshot = reading.snapshot
         chunk = snapshot.read(CHUNK_BYTES)
         if chunk is None:
@@ -436,7 +440,7 @@ class ProducerStream:
         return len(chunk.data)
 
     def _finish(self, snapshot: VBucketSnapshot) -> None:
-        """A snapshot has been read whole."""
+        """A snapshot has been read completely."""
         reading, self._reading = self._reading, None
         self.position = snapshot.end
         snapshot.close()
@@ -451,7 +455,7 @@ class ProducerStream:
             self._advance(reading, self._marker.announced_end)
 
     def _advance(self, reading: _SnapshotReading, seqno: int) -> None:
-        """Tell the reader how far it is, although the change there was not for it."""
+        """Tell the reader that it has reached a seqno, although the change there was not for it."""
         if seqno > self._queue.last_seqno:
             self._announce(reading.snapshot, seqno)
             self._queue.say(self._says.seqno_advanced(seqno))

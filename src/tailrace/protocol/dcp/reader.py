@@ -1,15 +1,15 @@
 """The reader's side of one DCP connection, without I/O.
 
-    get_buffer, buffer_updated     bytes in, as asyncio's BufferedProtocol does it
-    process(now)                   look at what came: signs of life, noops, answers to questions
+    get_buffer, buffer_updated     bytes in, as in asyncio's BufferedProtocol
+    process(now)                   handle what came: signs of life, noops, answers to questions
     next_delivery()                the next piece of the streams, when the application wants it
-    acknowledge(bytes)             the application has them: room for more
+    acknowledge(bytes)             the application has used them: room for more
     data_to_send()                 bytes out
     next_timer(), handle_timer(now)
 
-Two speeds. What keeps the connection alive is handled as it comes, however busy the application is; what
-belongs to streams waits in the order in which it came until the application takes it, and the server's window
-bounds how much that can be.
+There are two speeds. What keeps the connection alive is handled as it comes, however busy the application is;
+what belongs to streams waits in order until the application takes it, and the server's window bounds how much
+that can be.
 
 Rules: docs/spec/dcp.md#flow-control, docs/spec/dcp.md#silence.
 """
@@ -57,10 +57,10 @@ SLACK_BYTES = 32 << 20
 """What may wait here beyond the window, which a server may overshoot by one frame."""
 
 FIRST_STREAMS = 16
-"""So many streams are asked for first: the first change does not wait until the server has begun with all."""
+"""How many streams are asked for first, so the first change need not wait until all have begun."""
 
 MAX_UNREAD_BYTES = 1 << 20
-"""Answers to the server's own requests that have not gone out; no server needs more than a few at a time."""
+"""Limit for unsent answers to the server's own requests; no server needs more than a few at a time."""
 
 MAX_FRAME_BEFORE_OPEN = 4 << 20
 """The largest answer of a handshake is a cluster map."""
@@ -87,21 +87,21 @@ class ReaderSettings:
     include_xattrs: bool = False
     no_value: bool = False
     compress: bool = False
-    """Have values compressed that are not compressed in the store."""
+    """Ask for values to be compressed that are not compressed in the store."""
     priority: str = ""
     """``low``, ``medium``, ``high`` or the server's choice."""
     backfill_order: str = ""
     """``round-robin``, ``sequential`` or the server's choice."""
     out_of_order: bool = False
-    """Take a first backfill in whichever order the server likes best."""
+    """Accept a first backfill in whichever order suits the server."""
     every_version: bool = False
-    """Have the change history, where the bucket keeps one."""
+    """Ask for the change history, if the bucket keeps one."""
     sync_writes: bool = False
-    """Be told of durable writes before they are decided, and of their decisions."""
+    """Ask for durable writes before they are decided, and for the decisions."""
 
     @property
     def flags(self) -> int:
-        """Of the open request."""
+        """The flags of the open request."""
         asked = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
         if self.include_xattrs:
             asked |= OpenFlag.INCLUDE_XATTRS
@@ -110,7 +110,7 @@ class ReaderSettings:
         return int(asked)
 
     def controls(self, session: HandshakeResult) -> list[tuple[bytes, bytes, bool]]:
-        """Key, value and whether the connection is of no use without it."""
+        """Key, value, and whether the connection is of no use without it."""
         # streams with collections or xattrs are refused on connections without noops
         needs_noop = session.collections or self.include_xattrs
         wanted = [
@@ -141,7 +141,7 @@ class ReaderSettings:
 
 @dataclass(slots=True)
 class Granted:
-    """What came of opening the connection."""
+    """The result of opening the connection."""
 
     session: HandshakeResult
     noop: bool = True
@@ -177,7 +177,7 @@ class DcpReader:
     """One connection to one node. Any error that it raises ends the connection."""
 
     ORDERED: ClassVar[frozenset[int]] = _STREAM_REQUESTS
-    """What the server sends for streams besides changes; it keeps its place between them."""
+    """What the server sends for streams besides changes; it keeps its place among them."""
     HAS_SEQNOS: ClassVar[bool] = True
     """Changes carry the server's own seqnos, so a stream can end at one."""
     ONE_REQUEST: ClassVar[bool] = False
@@ -242,31 +242,30 @@ class DcpReader:
 
     @property
     def is_full(self) -> bool:
-        """The receive buffer should be processed before it takes more."""
+        """Whether the receive buffer should be processed before it takes more."""
         return self._buffer.is_full
 
     @property
     def is_awaited(self) -> bool:
-        """The streams are asked for, and none has brought a change: what comes should not wait for more."""
+        """Whether streams are asked for and none has brought a change: the first should not wait for more."""
         return self._streams.are_awaited
 
     @property
     def wants_answer(self) -> bool:
-        """So many streams are asked for, and nothing has come of them, that no more should be asked for
-        before an answer is here.
-        """
+        """Whether so many streams are asked for that no more should be before an answer comes."""
         streams = self._streams
         return streams.are_unanswered and len(streams.by_opaque) >= FIRST_STREAMS and not self._chunks
 
     @property
     def is_swamped(self) -> bool:
-        """The server sent more than we allowed it to; don't read on before the application has taken some,
-        and then say so with `reads_again`.
+        """Whether the server sent more than we allowed it to.
+
+        Don't read on before the application has taken some, and then say so with `reads_again`.
         """
         return self.queued_bytes > self.settings.buffer_bytes + SLACK_BYTES
 
     def reads_again(self, now: float) -> None:
-        """The server is read again, after a while in which nobody listened to it."""
+        """The server is being read again, after a while in which it was not."""
         self._silence.heard(now)
 
     @property
@@ -275,7 +274,7 @@ class DcpReader:
         return sum(chunk.size_bytes for chunk in self._chunks)
 
     def process(self, now: float) -> None:
-        """Look at everything that came since the last time."""
+        """Handle everything that came since the last call."""
         if not self._grew:
             return
         self._grew = False
@@ -351,13 +350,13 @@ class DcpReader:
         if frame.opcode == ClustermapChangeNotification.OPCODE:
             self.on_config(ClustermapChangeNotification.decode(frame).value, self._silence.last_heard)
 
-    # questions beside the streams
+    # questions alongside the streams
 
     def ask(self, script: Script[T], then: Callable[[T], None], now: float | None) -> None:
         """Run a script over this connection; ``then`` gets its result.
 
-        A question that is not answered ends the connection, so whoever waits learns of it; one without a time
-        may wait for ever.
+        A question that is not answered ends the connection, so its caller learns of it; one without a time
+        may wait forever.
         """
         self._questions.ask(script, then, now)
 
@@ -368,7 +367,7 @@ class DcpReader:
 
     @property
     def streams(self) -> Mapping[int, Stream]:
-        """What is requested or open here, by opaque."""
+        """The streams requested or open here, by opaque."""
         return self._streams.by_opaque
 
     def open_stream(
@@ -397,13 +396,13 @@ class DcpReader:
         self._send(request)
 
     def close_stream(self, vbucket: int) -> None:
-        """Tell the server to stop; what it still sends for this stream is passed over."""
+        """Tell the server to stop; what it still sends for this stream is skipped."""
         opaque = self._streams.retire(vbucket)
         if opaque is not None:
             self._out += HEADER.pack(_REQUEST, _CLOSE_STREAM, 0, 0, 0, vbucket, 0, opaque, 0)
 
     def next_chunk(self) -> ReceivedChunk | None:
-        """The piece that `next_delivery` will give, if it is good."""
+        """The piece that `next_delivery` will return, if it passes the checks."""
         return self._chunks[0] if self._chunks else None
 
     def next_delivery(self) -> ChangeDelivery | None:
@@ -419,18 +418,18 @@ class DcpReader:
         return delivery
 
     def discard(self) -> None:
-        """Forget everything that was received and not delivered: the connection is of no use any more."""
+        """Drop everything that was received and not delivered: the connection is no longer of use."""
         while self._chunks:
             self._buffer.release(self._chunks.popleft().block)
 
     def release(self, delivery: ChangeDelivery) -> None:
-        """The delivery's bytes are not needed any more."""
+        """The delivery's bytes are no longer needed."""
         self._buffer.release(delivery.chunk.block)
 
     # flow control
 
     def acknowledge(self, count: int) -> None:
-        """The application has used so many bytes."""
+        """The application has used this many bytes."""
         if self._window.processed(count):
             self._acknowledge(self._silence.last_heard)
 
@@ -440,7 +439,7 @@ class DcpReader:
 
     @property
     def acked_bytes(self) -> int:
-        """What the application has used, and the server knows of."""
+        """What the application has used and the server has been told of."""
         return self._window.acknowledged_bytes
 
     # bytes out, time
@@ -467,7 +466,7 @@ class DcpReader:
 
     @property
     def _silence_s(self) -> float | None:
-        """How long the server may be silent; None: for ever, or nobody listens to it."""
+        """How long the server may be silent; None: forever, or it is not being read."""
         if self.is_swamped or (self.granted is not None and not self.granted.noop):
             return None
         return silence_limit_s(self.settings.noop_interval_s)
@@ -482,9 +481,9 @@ class DcpReader:
         return min((timer for timer in timers if timer is not None), default=None)
 
     def handle_timer(self, now: float) -> None:
-        """Time has passed: small amounts are acknowledged after all.
+        """Time has passed: acknowledge small amounts too.
 
-        A server that is dead, or owes an answer for too long, is a `ConnectError`.
+        Raises `ConnectError` if the server is dead, or has owed an answer for too long.
         """
         self._questions.check(now)
         self._check_silence(now, self._silence_s)

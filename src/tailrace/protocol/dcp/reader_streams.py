@@ -12,18 +12,18 @@ _LAST_OPAQUE = 0xFFFF_FFF0
 
 
 class ReaderStreams:
-    """What is requested or open, and what was given up and may still be heard of."""
+    """The streams that are requested or open, and those given up for which messages may still come."""
 
     __slots__ = ("_next_opaque", "_opaque_of", "are_awaited", "are_unanswered", "by_opaque", "retired")
 
     def __init__(self) -> None:
         self.by_opaque: dict[int, Stream] = {}
         self.retired: set[int] = set()
-        """Opaques of streams that were given up: what still comes for them is passed over."""
+        """Opaques of streams that were given up: what still comes for them is skipped."""
         self.are_awaited = False
-        """None has brought a change yet."""
+        """Whether none has brought a change yet."""
         self.are_unanswered = False
-        """Nothing that came of them was taken yet, not even an answer."""
+        """Whether nothing that came for them has been taken yet, not even an answer."""
         self._opaque_of: dict[int, int] = {}
         self._next_opaque = FIRST_STREAM_OPAQUE
 
@@ -35,13 +35,13 @@ class ReaderStreams:
         return self._opaque_of.get(vbucket)
 
     def new_opaque(self) -> int:
-        """One that nothing else has."""
+        """An opaque that nothing else has."""
         opaque = self._next_opaque
         self._next_opaque = opaque + 1 if opaque < _LAST_OPAQUE else FIRST_STREAM_OPAQUE
         return opaque
 
     def add(self, stream: Stream) -> int:
-        """A stream that is being asked for; its opaque."""
+        """Add a stream that is being asked for; returns its opaque."""
         assert stream.vbucket not in self, "a stream is opened once at a time"
         opaque = self.new_opaque()
         stream.asked()
@@ -50,7 +50,7 @@ class ReaderStreams:
         return opaque
 
     def retire(self, vbucket: int) -> int | None:
-        """What still comes for a stream is passed over; its opaque, if there is one."""
+        """Skip what still comes for a stream; returns its opaque, if there is one."""
         opaque = self._opaque_of.pop(vbucket, None)
         if opaque is not None:
             self.retired.add(opaque)
@@ -58,7 +58,7 @@ class ReaderStreams:
         return opaque
 
     def finished(self, opaque: int) -> None:
-        """An opaque means nothing any more."""
+        """An opaque is no longer in use."""
         self.retired.discard(opaque)
         stream = self.by_opaque.pop(opaque, None)
         if stream is not None:

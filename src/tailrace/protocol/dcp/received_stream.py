@@ -1,4 +1,4 @@
-"""A reader's stream of one vbucket, and what is received of it between the changes."""
+"""A reader's stream of one vbucket, and what it receives between the changes."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class Stream:
     log: FailoverLog | None = None
     """What the server said last; replaced by every accepted request."""
     purge_seqno: int = 0
-    """The newest purge that the server told about; 0 is none. Forgotten when the reader goes back."""
+    """The newest purge that the server reported; 0 is none. Forgotten when the reader goes back."""
     undo_to: int | None = None
     """A rollback that the application has not been told about yet."""
     answer_at: int | None = None
-    """The marker wants an answer when the change with this seqno is here."""
+    """The marker wants an answer when the change with this seqno has come."""
     oso_high: int | None = None
-    """The highest seqno of the out of order snapshot that is being received; None outside of one."""
+    """The highest seqno of the out of order snapshot that is being received; None outside one."""
     machine: Machine[ReaderStreamState, ReaderStreamInput] = field(
         default_factory=lambda: Machine(READER_STREAM_TRANSITIONS, ReaderStreamState.CLOSED)
     )
 
     @property
     def is_open(self) -> bool:
-        """The server has accepted it, and not ended it."""
+        """Whether the server has accepted it and not ended it."""
         return self.machine.state is ReaderStreamState.OPEN
 
     def asked(self) -> None:
@@ -58,7 +58,7 @@ class Stream:
         self.machine.feed(ReaderStreamInput.ASKED)
         self.marker = None
         if self.oso_high is not None:
-            # docs/spec/dcp.md#oso-resume: what came of it is no state to go on from
+            # docs/spec/dcp.md#oso-resume: what has come of it is not a state to resume from
             before = self.position.seqno
             self.undo_to = before if self.undo_to is None else min(before, self.undo_to)
             self.oso_high = None
@@ -68,7 +68,7 @@ class Stream:
         self.machine.feed(ReaderStreamInput.GIVEN_UP)
 
 
-# what stands between the changes
+# what comes between the changes
 
 
 class StreamOpened(NamedTuple):
@@ -76,7 +76,7 @@ class StreamOpened(NamedTuple):
 
     stream: Stream
     position: Position
-    """Where the changes that follow go on."""
+    """Where the following changes go on."""
     rolled_back_to: int | None
     """The application must undo what it has above this; None if nothing was lost."""
 
@@ -106,14 +106,15 @@ class StreamEnded(NamedTuple):
 
 
 class VBucketFlushed(NamedTuple):
-    """All of a vbucket is gone; the stream is opened again by itself. DCP has no such message."""
+    """All of a vbucket is gone; the stream reopens by itself. DCP has no such message."""
 
     stream: Stream
 
 
 class Carried(NamedTuple):
-    """A message with a place in the history that is no change of a document: a system event, a seqno that
-    advanced, or what becomes of a durable write.
+    """A message with a place in the history that does not change a document.
+
+    It is a system event, a seqno that advanced, or a step of a durable write.
     """
 
     stream: Stream
@@ -122,7 +123,7 @@ class Carried(NamedTuple):
 
 
 class OsoReceived(NamedTuple):
-    """An out of order snapshot is whole."""
+    """An out of order snapshot is complete."""
 
     stream: Stream
     position: Position
@@ -148,11 +149,11 @@ class SnapshotRun(NamedTuple):
     base: Position
     """Where the reader stood before the first of them."""
     snapshot: SnapshotRange
-    """Whole where it ends, which may be later than its marker says (`Position.snapshot_of`)."""
+    """Complete at its end, which may be later than its marker says (`Position.snapshot_of`)."""
     log: FailoverLog
     is_oso: bool = False
-    """They come in any order, so there is no place among them to go on from."""
+    """They come in any order, so there is no place among them to resume from."""
 
     def position_at(self, seqno: int) -> Position:
-        """Where it stands after one of them."""
+        """The position after one of them."""
         return self.base if self.is_oso else self.base.received(self.snapshot, seqno)

@@ -1,9 +1,9 @@
 """Stored changes as messages of the older dialects, many at a time.
 
-The store's frames are DCP's. A message of TAP or UPR has the same key and value behind another head: header,
-extras and, in TAP, the engine-private section. Its `Form` says which; it is made from the message's own
-declaration, and fields that have the same name in both are copied, for all frames of a chunk in one
-assignment a field.
+The store's frames are DCP's. A message of TAP or UPR has the same key and value after a different head:
+header, extras and, in TAP, the engine-private section. Its `Form` describes the head; it is made from the
+message's own declaration, and fields that have the same name in both are copied, for all frames of a chunk in
+one assignment per field.
 """
 
 from __future__ import annotations

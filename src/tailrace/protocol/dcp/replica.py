@@ -2,16 +2,16 @@
 
 There are two ways to begin. A controller opens a connection to the node as replica and steers it with Add
 Stream, with the producer behind the same connection; or the node has dialled the producer itself
-(`server.upstream`) and calls `add_stream`. From then on it is the same:
+(`server.upstream`) and calls `add_stream`. From then on both are the same:
 
     stream request from where the vbucket stands      answered with a rollback: go back exactly, ask again
     the active's failover log                         taken over before the first change
     marker, changes, marker, changes ...              checked, stored as they are, acknowledged
     set vbucket state                                 a takeover: pending, then active
 
-A change that does not fit is refused: of no stream, of another stream (opaque), with a seqno that is not
-above the last one or is outside its snapshot. What the vbucket holds can be trusted up to the end of its last
-complete snapshot; the store knows where that is, its readers and a promotion go by it.
+A change that does not fit is refused: one of no stream or another stream (opaque), or with a seqno that is
+not above the last one or is outside its snapshot. What the vbucket holds can be trusted up to the end of its
+last complete snapshot; the store knows where that is, and its readers and a promotion rely on it.
 
 Rules: docs/spec/dcp.md#add-stream, docs/spec/dcp.md#checks-of-a-receiver, docs/spec/dcp.md#takeover.
 """
@@ -100,7 +100,7 @@ class DcpReplica:
     """The replica's half of a DCP connection; a `protocol.handler.Handler`."""
 
     def __init__(self, host: Host, wake: Callable[[], None], now: float, *, dialled: bool = False) -> None:
-        """``dialled``: the producer has been opened already, and there is no Open to come."""
+        """``dialled``: the producer has been opened already, and no Open will come."""
         self.close_requested: str | None = None
         self.is_busy = False
         self.on_end: Callable[[int, str], None] = lambda vbucket, why: None
@@ -187,7 +187,7 @@ class DcpReplica:
         self._out.clear()
 
     def _silence_s(self) -> float | None:
-        """How long the producer, which sends no-ops, may be silent; None: for ever."""
+        """How long the producer, which sends no-ops, may be silent; None: forever."""
         settings = self._host.settings
         if not self.is_open or not settings.idle_timeout:
             return None
@@ -230,8 +230,9 @@ class DcpReplica:
     # Streams begin and end.
 
     def add_stream(self, vbucket: int, flags: int, done: Callable[[int, int], None]) -> None:
-        """Ask the producer for a vbucket. ``done`` gets the status that came of it, and the stream's opaque;
-        0 if the producer was not asked.
+        """Ask the producer for a vbucket.
+
+        ``done`` gets the resulting status and the stream's opaque, 0 if the producer was not asked.
         """
         vbuckets = self._host.bucket.vbuckets
         served = vbuckets[vbucket] if vbucket < len(vbuckets) else None
@@ -246,7 +247,7 @@ class DcpReplica:
             self._request(stream)
 
     def close_stream(self, vbucket: int) -> bool:
-        """End a stream; False if there is none. What the producer still sends for it is swallowed."""
+        """End a stream; False if there is none. What the producer still sends for it is ignored."""
         stream = self._streams.get(vbucket)
         if stream is None:
             return False
@@ -258,7 +259,7 @@ class DcpReplica:
 
     @property
     def vbuckets(self) -> Mapping[int, ReplicaStreamState]:
-        """What is being received, and the state of each."""
+        """The vbuckets that are being received, and the state of each."""
         return {number: stream.state for number, stream in self._streams.by_vbucket.items()}
 
     def _receive_add_stream(self, frame: Frame, message: Message) -> None:
@@ -313,8 +314,9 @@ class DcpReplica:
             stream.done(answer.status, stream.opaque)
 
     def _roll_back(self, stream: ReplicaStream, seqno: int) -> None:
-        """The active has another history above a seqno: go back to a state that the vbucket really had, at
-        or below it, and ask again from there.
+        """The active has another history above a seqno: go back, and ask again from there.
+
+        The vbucket goes back to a state that it really had, at the seqno or below.
         """
         vbucket, step = stream.vbucket, stream.way_back(seqno)
         if step.undo_to is None:
@@ -370,13 +372,13 @@ class DcpReplica:
         return stream
 
     def _receiving(self, frame: Frame) -> ReplicaStream | None:
-        """As `_stream_of`, if its vbucket may still be written to by a stream."""
+        """Like `_stream_of`, if a stream may still write to its vbucket."""
         stream = self._stream_of(frame)
         if stream is not None:
             vbucket = stream.vbucket
             if vbucket.state not in _RECEIVING or self._host.bucket.vbuckets[vbucket.id] is not vbucket:
                 self.close_stream(vbucket.id)
-                raise DocumentRefused(Status.NOT_MY_VBUCKET, "the vbucket is no replica any more")
+                raise DocumentRefused(Status.NOT_MY_VBUCKET, "the vbucket is no longer a replica")
         return stream
 
     def _receive_marker(self, frame: Frame, message: Message) -> None:
@@ -388,11 +390,11 @@ class DcpReplica:
             stream.vbucket.close_checkpoint()
         purge_seqno = message.purge_seqno
         if purge_seqno is None:
-            # A backfill from the beginning lacks the deletions that the producer has purged, and it does not
-            # say up to where that was.
+            # A backfill from the beginning lacks the deletions that the producer has purged, and does not say
+            # up to where.
             is_first = message.flags & MarkerFlag.DISK and not stream.vbucket.complete_seqno
             purge_seqno = message.end if is_first else 0
-        # One from a disk may begin behind versions that are gone, and does not say so.
+        # A snapshot from a disk may begin after versions that are gone, and does not say so.
         history = message.flags & _HISTORY_IN_MEMORY == _HISTORY_IN_MEMORY
         stream.vbucket.begin_snapshot(message.start, message.end, purge_seqno, history=history)
         stream.marker_start, stream.marker_end = message.start, message.end
@@ -410,17 +412,17 @@ class DcpReplica:
         self._reached(stream, seqno)
 
     def _receive_sync_write(self, frame: Frame, message: Message) -> None:
-        """A prepare, commit or abort; a producer may have refused to send them, and none comes then."""
+        """A prepare, commit or abort; if the producer refused to send them, none is expected."""
         (self._receive_change if self._controls.sync_writes else self._receive_unasked)(frame, message)
 
     def _receive_unasked(self, frame: Frame, message: Message) -> None:
-        """What a producer sends only on request; it must belong to a stream all the same."""
+        """What a producer sends only on request; it must still belong to a stream."""
         status = UNASKED[type(message)]
         if self._stream_of(frame) is not None and status is not None:
             raise DocumentRefused(status, "this was not asked for")
 
     def _receive_advanced(self, frame: Frame, message: Message) -> None:
-        """The change with this seqno is not for us; if it is the last one of its snapshot, we have all."""
+        """The change with this seqno is not for us; if it is the last of its snapshot, that is complete."""
         assert isinstance(message, DcpSeqnoAdvanced)
         stream = self._receiving(frame)
         if stream is None:
@@ -432,7 +434,7 @@ class DcpReplica:
         self._reached(stream, seqno)
 
     def _reached(self, stream: ReplicaStream, seqno: int) -> None:
-        """The stream stands at a seqno: the end of a snapshot may want an answer."""
+        """The stream has reached a seqno: the end of a snapshot may want an answer."""
         if seqno == stream.ack_at:
             stream.ack_at = 0
             self._send(Response(opcode=DcpOpcode.SNAPSHOT_MARKER, opaque=stream.opaque))
@@ -457,7 +459,7 @@ class DcpReplica:
         if stream is None:
             return
         if not stream.flags & AddStreamFlag.TAKE_OVER:
-            raise DocumentRefused(Status.EINVAL, "the stream is no takeover")
+            raise DocumentRefused(Status.EINVAL, "the stream is not a takeover")
 
         def done(failed: str | None) -> None:
             self._answer(frame, Status.SUCCESS if failed is None else Status.ETMPFAIL)
@@ -478,8 +480,9 @@ class DcpReplica:
             self._forget(frame.vbucket, why)
 
     def _rewrite(self, act: Callable[[Bucket], list[int]], done: Callable[[str | None], None]) -> None:
-        """Change vbuckets; nothing else is taken until that is on disk. What has to wait does not happen any
-        more when the connection is gone: somebody else may have decided by then.
+        """Change vbuckets; nothing else is taken until that is on disk.
+
+        A change that has to wait is dropped if the connection goes: somebody else may have decided by then.
         """
         self.is_busy = True
 
@@ -503,7 +506,7 @@ class DcpReplica:
             self._request_answered(frame)
         elif frame.opcode == DcpOpcode.CLOSE_STREAM:
             if frame.status != Status.SUCCESS:
-                self._streams.forget_closed(frame.opaque)  # there is no stream end to come
+                self._streams.forget_closed(frame.opaque)  # no stream end will come
         elif frame.opcode != DcpOpcode.BUFFER_ACK:
             self._disconnect(f"an answer to opcode 0x{frame.opcode:02x}, which was not sent")
 
@@ -515,7 +518,7 @@ class DcpReplica:
             self._acknowledge()
 
     def _acknowledge(self) -> None:
-        """Room for more, unless what came is more than the disk can keep up with."""
+        """Make room for more, unless the disk can't keep up with what came."""
         if self._host.memory_is_short():
             self._window.postpone(self._now)
             return

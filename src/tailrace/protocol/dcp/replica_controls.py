@@ -1,7 +1,7 @@
 """What a replica agrees on with its producer before the first stream: one control after the other.
 
-A producer may refuse most of them and is worth streaming from all the same. Flow control is not one of those:
-without it a node could be made to hold any amount.
+A producer may refuse most of them and can still be streamed from. Flow control is the exception: without it a
+node could be made to hold any amount.
 
 Rules: docs/spec/dcp.md#control-keys-of-a-replica.
 """
@@ -31,7 +31,7 @@ class ReplicaControls:
     def __init__(self) -> None:
         self.v7_status_codes = False
         self.sync_writes = False
-        """The producer tells of durable writes before they are decided, and wants to know which are here."""
+        """The producer sends durable writes before they are decided, and wants to know which are here."""
         self._left: deque[tuple[bytes, bytes]] = deque()
 
     def begin(self, host: Host) -> None:
@@ -51,7 +51,7 @@ class ReplicaControls:
                 (ControlKey.V7_STATUS_CODES, b"true"),
                 (ControlKey.MAX_MARKER_VERSION, b"2.2"),
                 (ControlKey.FLATBUFFERS_SYSTEM_EVENTS, b"true"),
-                # what is not folded here can be handed on when this node is the active one
+                # versions that are kept here can be passed on when this node is the active one
                 (ControlKey.CHANGE_STREAMS, b"true"),
                 (ControlKey.CONNECTION_BUFFER_SIZE, str(settings.replication_buffer).encode()),
             ]
@@ -59,16 +59,16 @@ class ReplicaControls:
 
     @property
     def is_done(self) -> bool:
-        """Streams can be asked for."""
+        """Whether streams can be asked for."""
         return not self._left
 
     def request(self) -> DcpControl:
-        """What to ask now."""
+        """The control to send now."""
         key, value = self._left[0]
         return DcpControl(key=key, value=value, opaque=_OPAQUE)
 
     def answered(self, status: int, peer: str) -> str | None:
-        """The last question was answered; returns why the connection can't be used, if it can't."""
+        """The last control was answered; returns why the connection can't be used, if it can't."""
         if not self._left:
             return "a control was answered that was not sent"
         key, _ = self._left.popleft()

@@ -36,19 +36,19 @@ class ReplicaStream:
     marker_start: int = 0
     marker_end: int = 0
     ack_at: int = 0
-    """The seqno after which the marker is to be answered; 0: it is not."""
+    """The seqno after which the marker must be answered; 0: it need not be."""
     waits_for_disk: bool = False
     on_disk: int = 0
-    """The end of a snapshot that is on disk, as far as somebody has waited for that."""
+    """The end of the last snapshot that was waited for and is on disk."""
     acknowledged: int = 0
-    """The last prepare that the active was told of."""
+    """The last prepare that was acknowledged to the active."""
 
     @property
     def state(self) -> ReplicaStreamState:
         return self.machine.state
 
     def standing(self) -> Position:
-        """Where the vbucket stands, as a stream request says it."""
+        """Where the vbucket stands, as a stream request puts it."""
         vbucket = self.vbucket
         high = vbucket.high_seqno
         if not high:
@@ -67,9 +67,7 @@ class ReplicaStream:
     # durable writes
 
     def tell_prepared(self, tell: Callable[[DcpSeqnoAcknowledged], None]) -> None:
-        """Tell the active which durable writes are as safe here as they are to be, now or when they are on
-        disk.
-        """
+        """Tell the active which durable writes are as safe here as they must be, now and once on disk."""
         vbucket = self.vbucket
         undecided = vbucket.undecided
         if not undecided:
@@ -89,18 +87,18 @@ class ReplicaStream:
                 self.on_disk = complete
                 self.tell_prepared(tell)
 
-        # all of its snapshot: a promotion takes a part of one back
+        # up to the end of its snapshot: a promotion takes a part of one back
         vbucket.when_persisted(complete, persisted)
 
     # asking for it
 
     def ask_from(self, position: Position | None) -> None:
-        """It is asked for from where the vbucket stands, or under an older name of the same place."""
+        """Ask from where the vbucket stands, or under an older name of the same place."""
         self.machine.feed(ReplicaStreamInput.ASKED)
         self.sent = self.standing() if position is None else position
 
     def request(self) -> DcpStreamRequest:
-        """The request for it."""
+        """The stream request to send."""
         return DcpStreamRequest(
             opaque=self.opaque,
             vbucket=self.vbucket.id,
@@ -113,13 +111,13 @@ class ReplicaStream:
         )
 
     def accepted(self, log: FailoverLog) -> None:
-        """The producer accepted the request; the active's branches are ours."""
+        """The producer accepted the request; take over the active's branches."""
         vbucket = self.vbucket
         self.acknowledged = self.on_disk = 0
         vbucket.set_failover_log(log)
         if vbucket.complete_seqno == vbucket.high_seqno < vbucket.received.end:
-            # A snapshot that was announced on another connection, and nothing of it came: this active may not
-            # have it, and whoever reads us must not wait for it.
+            # A snapshot was announced on another connection, and nothing of it came: this active may not have
+            # it, and our readers must not wait for it.
             vbucket.drop_snapshot()
         self.machine.feed(ReplicaStreamInput.ACCEPTED)
 

@@ -19,7 +19,7 @@ _MAX_CLOSED = 4096
 
 
 class ReplicaStreams:
-    """What is received or asked for, and what was closed here and may still be heard of."""
+    """The streams received or asked for, and those closed here for which messages may still come."""
 
     __slots__ = ("_by_opaque", "_closed", "_next_opaque", "by_vbucket")
 
@@ -37,12 +37,12 @@ class ReplicaStreams:
         return HandlerSummary("replica", len(self), unacknowledged_bytes=window.unacknowledged_bytes)
 
     def new_opaque(self) -> int:
-        """One that nothing else has."""
+        """An opaque that nothing else has."""
         self._next_opaque += 1
         return self._next_opaque - 1
 
     def add(self, vbucket: VBucket, flags: int, done: Callable[[int, int], None]) -> ReplicaStream:
-        """A stream that is to be asked for."""
+        """Add a stream that is to be asked for."""
         stream = ReplicaStream(vbucket, self.new_opaque(), flags, done)
         self.by_vbucket[vbucket.id] = self._by_opaque[stream.opaque] = stream
         return stream
@@ -52,7 +52,7 @@ class ReplicaStreams:
         return self.by_vbucket.get(vbucket)
 
     def with_opaque(self, opaque: int) -> ReplicaStream | None:
-        """The stream of an answer."""
+        """The stream that an answer is for."""
         return self._by_opaque.get(opaque)
 
     def has(self, stream: ReplicaStream) -> bool:
@@ -65,7 +65,7 @@ class ReplicaStreams:
         del self._by_opaque[stream.opaque]
         return stream
 
-    # closed here: what the producer still sends for them is swallowed
+    # closed here: what the producer still sends for them is ignored
 
     def closed_here(self, stream: ReplicaStream) -> None:
         """The producer was told to close a stream."""
@@ -74,7 +74,7 @@ class ReplicaStreams:
             del self._closed[next(iter(self._closed))]
 
     def was_closed_here(self, opaque: int, vbucket: int) -> bool:
-        """Whether a message is of a stream that was closed here."""
+        """Whether a message is for a stream that was closed here."""
         return self._closed.get(opaque) == vbucket
 
     def forget_closed(self, opaque: int) -> None:

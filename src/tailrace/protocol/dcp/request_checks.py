@@ -46,8 +46,9 @@ UNASKED: Mapping[type[Message], Status | None] = {
 
 
 def check_request(frame: Frame, host: Host, *, is_open: bool) -> int | None:
-    """The stream id of a request, see `stream_id_of`; `MalformedMessage` if the connection is not ready for
-    it, or does not go with DCP.
+    """The stream id of a request, see `stream_id_of`.
+
+    `MalformedMessage` if the connection is not ready for the request, or does not go with DCP.
     """
     if not is_open and frame.opcode != DcpOpcode.OPEN:
         raise MalformedMessage("there is no DCP command before Open")
@@ -59,8 +60,9 @@ def check_request(frame: Frame, host: Host, *, is_open: bool) -> int | None:
 
 
 def stream_id_of(frame: Frame) -> int | None:
-    """The stream id in the framing extras of a request, None if there is none; they have nothing else that
-    means anything here.
+    """The stream id in the framing extras of a request, None if there is none.
+
+    Nothing else in them has a meaning here.
     """
     stream_id = None
     if frame.framing:
@@ -75,7 +77,7 @@ def stream_id_of(frame: Frame) -> int | None:
 
 
 def seqno_of(message: Any) -> int:
-    """The place of a change in its vbucket."""
+    """The seqno of a change in its vbucket."""
     match message:
         case DcpCommit():
             return message.commit_seqno
@@ -86,7 +88,7 @@ def seqno_of(message: Any) -> int:
 
 
 def check_change(message: Message) -> None:
-    """`MalformedMessage` for a change in a form that a node has not asked for, and can't store."""
+    """Raise `MalformedMessage` for a change in a form that a node has not asked for and can't store."""
     if isinstance(message, DcpMutation | DcpDeletion):
         if message.nmeta:
             raise MalformedMessage("extended metadata was not asked for")

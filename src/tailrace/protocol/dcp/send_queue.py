@@ -1,4 +1,4 @@
-"""What a producer's stream has made and not sent: single messages, then the frames of a batch."""
+"""What a producer's stream has made and not sent yet: single messages, then the frames of a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["SendQueue"]
 
 
 class SendQueue:
-    """Goes out through the window of the connection, and counts what went."""
+    """Sends through the window of the connection, and counts what was sent."""
 
     __slots__ = ("_at", "_batch", "_messages", "_window", "last_seqno", "sent_bytes", "sent_messages")
 
@@ -21,7 +21,7 @@ class SendQueue:
         self.sent_bytes = 0
         self.sent_messages = 0
         self.last_seqno = last_seqno
-        """How far the reader is with what was sent or is queued."""
+        """The seqno that the reader reaches with what was sent or is queued."""
         self._window = window
         self._messages: deque[bytes] = deque()
         self._batch: ShapedFrames | None = None
@@ -40,28 +40,28 @@ class SendQueue:
         return self._batch is not None
 
     def say(self, message: bytes) -> None:
-        """A message behind the others, and before what is left of the batch."""
+        """Queue a message after the others, and before what is left of the batch."""
         self._messages.append(message)
 
     def say_first(self, message: bytes) -> None:
-        """A message before the others."""
+        """Queue a message before the others."""
         self._messages.appendleft(message)
 
     def put(self, batch: ShapedFrames) -> None:
-        """The next batch; the one before has gone."""
+        """Queue the next batch; the one before has been sent."""
         self._batch, self._at = batch, 0
 
     def drop_batch(self) -> None:
-        """What is left of the batch is not sent."""
+        """Drop what is left of the batch."""
         self._batch = None
 
     def clear(self) -> None:
-        """Nothing of this is sent."""
+        """Drop everything."""
         self._batch = None
         self._messages.clear()
 
     def send_into(self, out: list[bytes | memoryview]) -> int:
-        """The messages, then the frames of the batch, that begin where the window has room; their size."""
+        """Send messages, then frames of the batch, that begin where the window has room; their size."""
         messages, room = self._messages, self._window.room
         size = count = 0
         while messages and size < room:

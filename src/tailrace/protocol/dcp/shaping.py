@@ -2,17 +2,17 @@
 
 The layouts are docs/spec/dcp.md#mutation and those below it; what a value holds is docs/spec/dcp.md#values.
 
-A frame was made once, in the store, in the richest form: with collection prefix, delete time, xattrs, as it
-was compressed. Most readers can take most frames as they are, so a chunk goes through these steps, each for
-the whole chunk, and each left out where nothing has to be done:
+A frame was made once, in the store, in the richest form: with collection prefix, delete time and xattrs,
+compressed as it came. Most readers can take most frames as they are, so a chunk goes through these steps,
+each for the whole chunk, and each skipped if there is nothing to do:
 
 1. drop the frames that the stream's filter does not want;
-2. make those frames anew that this reader can't take as they are (the only step frame by frame);
+2. remake the frames that this reader can't take as they are (the only step frame by frame);
 3. make commits and aborts of prepares, for a reader that asked for them (`sync_writes`);
 4. cut the collection prefix off, for a reader without collections;
 5. put the stream's opaque in, and its stream id.
 
-A deletion from memory has its delete time here too, where servers send 0.
+A deletion from memory has its delete time too; servers send 0 there.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def stream_id_framing(stream_id: int) -> bytes:
 
 
 class Shaper:
-    """Makes batches for one stream of chunks of its vbucket."""
+    """Shapes the chunks of a vbucket for one stream."""
 
     __slots__ = (
         "_decisions",
@@ -114,9 +114,10 @@ class Shaper:
     def shape(
         self, chunk: Chunk, *, skip_deletes: bool = False, by_key: bool = False, may_commit: bool = False
     ) -> ShapedFrames | None:
-        """What of a chunk is for the stream, as its reader wants it; None if nothing is. In the order of the
-        keys, if that is wanted, with system events first. Commits are told as such only where that is said,
-        in snapshots from memory.
+        """The frames of a chunk that are for the stream, as its reader wants them; None if none are.
+
+        ``by_key`` puts them in the order of their keys, with system events first. Commits are sent as such
+        only with ``may_commit``, in snapshots from memory.
         """
         data, offsets = self.choose(chunk, skip_deletes=skip_deletes)
         if not len(offsets):
@@ -153,7 +154,7 @@ class Shaper:
         return data, offsets
 
     def _rewrite(self, data: Bytes, offsets: Offsets) -> tuple[Bytes, Offsets]:
-        """Make anew what has to be; runs of other frames stay as they are."""
+        """Remake the frames that need it; runs of other frames stay as they are."""
         opcodes = data[offsets + OPCODE_AT]
         places = np.flatnonzero(self._rewritten[opcodes, data[offsets + _DATATYPE_AT] % _DATATYPES])
         if not len(places):
@@ -215,7 +216,7 @@ class Shaper:
         return value, datatype
 
     def _tombstone_value(self, value: bytes, datatype: int) -> tuple[bytes, int]:
-        """A deletion never has a body: its system xattrs, and the user's where they were asked for."""
+        """What is left of a deletion's value: system xattrs, and the user's if they were asked for."""
         if not datatype & Datatype.XATTR or not self._options.xattrs:
             return b"", 0
         if self._options.deleted_user_xattrs:
@@ -254,8 +255,9 @@ def _compressed(value: bytes, datatype: int) -> tuple[bytes, int]:
 def _rewritten(
     features: frozenset[int], flags: int, expiry_opcode: bool, force_compression: bool, sync_writes: bool
 ) -> tuple[npt.NDArray[np.bool_], int]:
-    """For every opcode and datatype, whether such a frame has to be made anew for a connection with these
-    options; and the traits without which no frame of a chunk has to be, -1 if any may have to.
+    """By opcode and datatype, whether such a frame has to be remade for a connection with these options.
+
+    Also the traits without which no frame of a chunk has to be remade; -1 if any frame may have to be.
     """
     taken = ConnectionOptions(
         features,
@@ -278,7 +280,7 @@ def _rewritten(
         table[DcpOpcode.PREPARE, bits] = taken.sync_writes  # rare, and it may be a deletion
         table[DcpOpcode.DELETION, bits] = not taken.delete_times or inside or pruned
         table[DcpOpcode.EXPIRATION, bits] = not taken.expirations or inside or pruned
-        table[DcpOpcode.SYSTEM_EVENT, bits] = True  # or found to be as it must
+        table[DcpOpcode.SYSTEM_EVENT, bits] = True  # which may leave it as it is
     if taken.no_value or taken.force_compression:
         return table, -1
     traits = Trait.SYSTEM_EVENT
@@ -289,12 +291,12 @@ def _rewritten(
     if not taken.snappy:
         traits |= Trait.SNAPPY
     if not taken.xattrs or not taken.deleted_user_xattrs:
-        traits |= Trait.XATTR  # of deletions; mutations with xattrs are then found to need nothing
+        traits |= Trait.XATTR  # for deletions; mutations with xattrs are then found to need nothing
     return table, int(traits)
 
 
 def _modified(data: Bytes, offsets: Offsets) -> npt.NDArray[np.bool_]:
-    """Which frames tell that a collection was modified: those who read integers know no such event."""
+    """Which frames say that a collection was modified: the form with integers has no such event."""
     is_event: npt.NDArray[np.bool_] = data[offsets + OPCODE_AT] == DcpOpcode.SYSTEM_EVENT
     for place in np.flatnonzero(is_event).tolist():
         start = int(offsets[place]) + HEADER_SIZE + _EVENT.offset
@@ -318,12 +320,12 @@ def _in_key_order(data: Bytes, offsets: Offsets) -> tuple[Bytes, Offsets]:
 
 def _without_prefix(data: Bytes, offsets: Offsets) -> tuple[Bytes, Offsets]:
     """Frames of the default collection without the byte 00 in front of their keys."""
-    # Lengths become smaller as numbers, not as bytes: a body length may end in 00.
+    # Lengths are reduced as numbers, not as bytes: a body length may end in 00.
     field_everywhere(data, _KEY_LENGTH)[offsets] -= 1
     field_everywhere(data, _BODY_LENGTH)[offsets] -= 1
     prefixes = keys_at(data, offsets)
     if len(offsets) == 1:
-        # Mostly one that is large: what stands before the byte moves into its place, and no value is copied.
+        # Usually a large frame: what comes before the byte moves up by one, and no value is copied.
         at = int(prefixes[0])
         data[1 : at + 1] = data[:at].copy()
         return data[1:], offsets
@@ -331,7 +333,7 @@ def _without_prefix(data: Bytes, offsets: Offsets) -> tuple[Bytes, Offsets]:
 
 
 def _with_framing(data: Bytes, offsets: Offsets, framing: bytes) -> tuple[Bytes, Offsets]:
-    """Frames with framing extras behind their headers."""
+    """Frames with framing extras after their headers."""
     size = len(framing)
     # Keys have up to 251 bytes, so the byte in front of the key length is free for the framing's.
     data[offsets] = Magic.FLEX_REQUEST

@@ -1,4 +1,4 @@
-"""The markers of a producer's stream: what the reader is told of a snapshot, and when."""
+"""The markers of a producer's stream: what the reader is told about a snapshot, and when."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EVERY_VERSION = int(MarkerFlag.HISTORY) | _DUPLICATES
 
 
 class SnapshotMarker:
-    """The marker of the snapshot that a stream is in, and how far the reader was told to wait."""
+    """The marker of the snapshot that a stream is in, and what the reader was told to expect."""
 
     __slots__ = (
         "_accepted",
@@ -38,15 +38,15 @@ class SnapshotMarker:
 
     def __init__(self, accepted: Accepted, options: ConnectionOptions) -> None:
         self.announced_end = accepted.start_seqno
-        """Up to here the reader knows that something comes."""
+        """The seqno up to which the reader has been told to expect changes."""
         self.end = 0
-        """What the marker says; 0: that is not known yet."""
+        """The end that the marker gives; 0: it is not known yet."""
         self.is_due = False
         self.is_oso = False
         """The snapshot may come in any order, and has other messages around it."""
         self._has_oso_begun = False
         self._without_history = False
-        """Announced, and the part with every version is still to come: it has a marker of its own."""
+        """It is announced, and the part with every version, which has its own marker, is still to come."""
         self._says_history = False
         self._start = 0
         self._is_first = True
@@ -54,8 +54,9 @@ class SnapshotMarker:
         self._options = options
 
     def begin(self, end: int, *, is_initial_backfill: bool, has_history: bool = False) -> None:
-        """The stream takes a snapshot up that ends there. It is announced, unless it goes on with what the
-        last marker has announced.
+        """The stream begins a snapshot that ends at ``end``.
+
+        It is announced, unless it continues what the last marker announced.
         """
         if end > self.announced_end:
             self.is_due = True  # ... or still is: perhaps nothing of the last one was for the reader
@@ -67,7 +68,7 @@ class SnapshotMarker:
             and not has_history
         )
         self._has_oso_begun = False
-        # It goes on with what was announced for a part that had each key once.
+        # It continues what was announced for a part that had each key once.
         self._without_history = has_history and not self.is_due and not self._says_history
 
     def wants(self, snapshot: VBucketSnapshot, first_seqno: int) -> bool:
@@ -89,7 +90,7 @@ class SnapshotMarker:
             return says.oso(OsoFlag.START)
         vbucket = self._accepted.vbucket
         purge_seqno = vbucket.purge_seqno
-        # What a replica has received from a disk may all be in its memory, and lacks purged deletions, too.
+        # What a replica has received from a disk may all be in its memory, but lacks purged deletions too.
         as_memory = snapshot.in_memory and position >= purge_seqno
         flags = (_MEMORY if as_memory else _DISK) | extra_flags
         start = snapshot.start
@@ -109,13 +110,13 @@ class SnapshotMarker:
             start = min(start, self._accepted.snapshot_start)
             self._is_first = False
         if snapshot.end < self.end and snapshot.start <= vbucket.received.start:
-            # Keys that came before the replica's open snapshot may come again in its rest.
+            # Keys that came before the replica's open snapshot may come again in the rest of it.
             flags |= _DUPLICATES
         self._start = start
         return says.marker(start, self.end, flags, vbucket)
 
     def finish(self, end: int, last_sent_seqno: int, says: StreamMessages) -> list[bytes]:
-        """What is said behind a snapshot that has been sent whole, if it came in any order."""
+        """The messages that end a snapshot, if it came in any order."""
         if not self._has_oso_begun:
             return []
         closing = [says.oso(OsoFlag.END)]

@@ -1,4 +1,4 @@
-"""The messages of one DCP stream that are not changes: markers, ends, and what stands between changes.
+"""The messages of one DCP stream that are not changes: markers, ends, and what comes between changes.
 
 Rules: docs/spec/dcp.md#snapshots, docs/spec/dcp.md#stream-end.
 """
@@ -43,7 +43,7 @@ class StreamMessages:
         self._framing = stream_id_framing(stream_id)
 
     def _frame(self, opcode: int, extras: bytes, extras_length: int | None = None) -> bytes:
-        """A message that has nothing but fixed fields, as most have: not worth a `Message`."""
+        """A message with nothing but fixed fields, like most: not worth a `Message`."""
         framing = self._framing
         header = HEADER.pack(
             _FLEX_REQUEST if framing else _REQUEST,
@@ -59,7 +59,7 @@ class StreamMessages:
         return header + framing + extras
 
     def marker(self, start: int, end: int, flags: int, vbucket: VBucket) -> bytes:
-        """A snapshot of a vbucket begins. Which layout: docs/spec/dcp.md#snapshot-marker."""
+        """A snapshot of a vbucket begins. For the layouts: docs/spec/dcp.md#snapshot-marker."""
         purge_seqno = vbucket.purge_seqno
         has_v2_2 = self._options.marker_v2_2 and flags & _DISK
         if not has_v2_2 and not self._options.sync_replication:
@@ -87,7 +87,7 @@ class StreamMessages:
         ).encode()
 
     def end(self, status: StreamEndStatus) -> bytes:
-        """The stream is over. Some reasons can't be told to everybody."""
+        """The stream is over. Some reasons can't be sent to every reader."""
         if status == StreamEndStatus.ROLLBACK:
             status = StreamEndStatus.STATE_CHANGED
         if status == StreamEndStatus.FILTER_EMPTY and not self._options.collections:
@@ -101,11 +101,11 @@ class StreamMessages:
         ).encode()
 
     def oso(self, flag: OsoFlag) -> bytes:
-        """A first backfill in any order begins or ends."""
+        """An out of order first backfill begins or ends."""
         return DcpOsoSnapshot(
             flags=flag, vbucket=self._vbucket, opaque=self._opaque, framing=self._framing
         ).encode()
 
     def set_state(self, state: VBucketState) -> bytes:
-        """Takeover: the replica's vbucket is to have this state. Never with a stream id."""
+        """Takeover: the replica's vbucket is to take this state. Never with a stream id."""
         return DcpSetVBucketState(state=state, vbucket=self._vbucket, opaque=self._opaque).encode()

@@ -1,11 +1,11 @@
 """What the producers of DCP and of both UPR drafts share: answers, and many streams on one connection.
 
 Answers are never counted or held back; stream messages go through the window of the connection, which only
-DCP has: without one, what the transport takes is the limit. Streams that have something to say stand in a
-line, are served one chunk each, and go to its end, so that a thousand of them move at the same pace. Two
+DCP has: without one, the limit is what the transport takes. Streams that have something to send stand in
+line, are served one chunk each, and go to the end again, so a thousand of them move at the same pace. Two
 things change that order: a backfill waits for a slot (see `backfill_slots`), and a stream that is in the
 middle of a snapshot from memory stays in front until that is sent, since it holds on to the memory. Then it
-goes to the end of the line, too: a vbucket that is written fast has always another snapshot.
+goes to the end of the line too: a vbucket that is written fast always has another snapshot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RESPONSE = int(Magic.RESPONSE)
 
 
 class StreamProducer:
-    """A connection with streams, of whatever dialect; a part of a `protocol.handler.Handler`."""
+    """A connection with streams, of any dialect; a part of a `protocol.handler.Handler`."""
 
     is_busy = False
 
@@ -54,7 +54,7 @@ class StreamProducer:
 
     @property
     def is_open(self) -> bool:
-        """The connection belongs to this producer, if only to be closed; until then nothing binds it."""
+        """Whether the connection belongs to this producer, if only to be closed; before, it is unbound."""
         return self._machine.state is not ConnectionState.NEW
 
     def data_to_send(self, max_bytes: int) -> list[bytes | memoryview]:
@@ -118,7 +118,7 @@ class StreamProducer:
     # Streams.
 
     def _serve(self, out: list[bytes | memoryview], budget: int) -> None:
-        """Let the streams in turn put in what they have, up to the budget."""
+        """Let the streams in turn put what they have into ``out``, up to the budget."""
         ready, window = self._ready, self._window
         had = len(out)
         self._is_sending = True
@@ -134,7 +134,7 @@ class StreamProducer:
                 ready.append(stream)
         self._is_sending = False
         if len(out) == had and ready and window.room > 0:
-            # All that was read was not for its stream; there is more to look through.
+            # Nothing that was read was for its stream; there is more to look through.
             self._wake()
 
     def _stream_ready(self, stream: ProducerStream) -> None:
@@ -143,7 +143,7 @@ class StreamProducer:
             self._wake()
 
     def _forget(self, key: tuple[int, int]) -> None:
-        """A stream is over; what it still had to say is not said."""
+        """A stream is over; what it still had to send is not sent."""
         stream = self._streams.pop(key, None)
         if stream is None:
             return

@@ -1,7 +1,7 @@
 """Whether a stream may start: a stream request, rule by rule (docs/spec/dcp.md#stream-request).
 
-The rules have numbers and are applied in their order: the first that applies decides, and with
-which status; comments name them. What is left is an `Accepted` request, from which the stream is made.
+The rules are numbered and applied in order: the first that applies decides the status; comments name them. A
+request that passes is `Accepted`, and the stream is made from it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EXTRAS = DcpStreamRequest.LAYOUTS[0].struct
 
 
 class StreamRefused(RemoteProtocolError):
-    """A stream request is not granted, and what to answer."""
+    """A stream request is refused, with this answer."""
 
     def __init__(self, status: Status, rollback_to: int | None = None) -> None:
         super().__init__(status, rollback_to)
@@ -60,7 +60,7 @@ class Accepted(NamedTuple):
     filter: StreamFilter
 
     def survives_purge(self, first_seqno: int) -> bool:
-        """Whether a backfill that begins with this seqno misses no deletion that has been forgotten."""
+        """Whether a backfill that begins with this seqno misses no deletion that has been purged."""
         purge_seqno = 0 if self.flags & _IGNORE_PURGED_TOMBSTONES else self.vbucket.purge_seqno
         if first_seqno <= 1 or first_seqno > purge_seqno or self.client_purge_seqno == purge_seqno:
             return True
@@ -75,8 +75,9 @@ def _filtered_high(filter_: StreamFilter, vbucket: VBucket) -> int | None:
 
 
 def decode_request(frame: Frame) -> DcpStreamRequest:
-    """As `DcpStreamRequest.decode`. A request that has nothing but its extras, as most of a thousand have, is
-    made without a table of its fields: that takes a third of the time.
+    """Like `DcpStreamRequest.decode`, but faster for a request that has nothing but its extras, as most have.
+
+    It is made without a table of its fields, which takes a third of the time.
     """
     body = frame.body
     is_plain = frame.magic == Magic.REQUEST and not frame.datatype
@@ -107,7 +108,7 @@ def decide(
 ) -> Accepted:
     """The stream that a request asks for, or `StreamRefused`.
 
-    ``is_live`` knows whether the connection has a stream of a vbucket and stream id. Rule 1, a connection
+    ``is_live`` says whether the connection has a stream with a vbucket and stream id. Rule 1, a connection
     that is about to be closed, is the caller's.
     """
     if request.value and not options.collections:
@@ -115,7 +116,7 @@ def decide(
     flags = request.flags
     vbucket = _vbucket(host, request.vbucket, flags)  # rules 2, 3
     if flags & _CACHE_TRANSFER:
-        raise StreamRefused(Status.NOT_SUPPORTED)  # as control `cache_transfer` is refused, see `controls`
+        raise StreamRefused(Status.NOT_SUPPORTED)  # like the control `cache_transfer`, see `controls`
     start, range_start, range_end = request.start_seqno, request.snapshot_start, request.snapshot_end
     vb_uuid = request.vb_uuid
     if flags & _FROM_LATEST:  # rule 4

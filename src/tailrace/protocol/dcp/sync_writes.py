@@ -1,9 +1,9 @@
-"""Durable writes on a stream whose reader asked for them: prepares as they are stored, commits and aborts as
-messages that name their prepare.
+"""Durable writes on a stream whose reader asked for them.
 
-The store has a commit as the mutation or deletion that it makes. Whoever has got the prepare needs no value
-again: the change with the prepare's CAS becomes a Commit. Everybody else gets the change itself, which
-completes a prepare just as well: docs/spec/servers.md#sync-writes.
+Prepares go out as they are stored, commits and aborts as messages that name their prepare. The store has a
+commit as the mutation or deletion that it makes. A reader that got the prepare does not need the value again:
+the change with the prepare's CAS becomes a Commit. Other readers get the change itself, which completes a
+prepare just as well: docs/spec/servers.md#sync-writes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Told(NamedTuple):
 
 
 class SyncWriteShaping:
-    """The prepares of one stream that its reader waits for."""
+    """The prepares of one stream whose outcome its reader waits for."""
 
     __slots__ = ("_told",)
 
@@ -46,7 +46,7 @@ class SyncWriteShaping:
         self._told: dict[bytes, _Told] = {}
 
     def shape(self, data: Bytes, offsets: Offsets, *, may_commit: bool) -> tuple[Bytes, Offsets, int]:
-        """Stored frames as this reader is to get them, and what flow control counts beyond their bytes."""
+        """Stored frames as this reader should get them, and what flow control counts beyond their bytes."""
         opcodes = data[offsets + OPCODE_AT]
         if not self._told and not ((opcodes == _PREPARE) | (opcodes == _ABORT)).any():
             return data, offsets, 0

@@ -1,14 +1,14 @@
 """A vbucket moves to the replica of a DCP stream (docs/spec/dcp.md#takeover), the producer's half.
 
-    takeover-send    all there is; each snapshot from memory is acknowledged
+    takeover-send    all changes so far; each snapshot from memory is acknowledged
     takeover-wait    the replica was told a state, pending at first, and has not answered
     takeover-send    the vbucket is dead here, so nothing more is written; when that is on disk, and the rest
-                     has arrived, the replica is told to be active
+                     has arrived, the replica is told to become active
     takeover-wait    when it has answered, the stream is over
 
-These are states of the stream; how far the takeover is has states of its own (both in `states`). At no time
-are there two active ones: ours is dead, durably, before the replica hears that it is active. If writers are
-faster than the stream, they are asked to wait after ``takeover_max_time``.
+These are states of the stream; the takeover has its own (both in `states`). There are never two active ones:
+ours is dead, durably, before the replica hears that it is active. If writers are faster than the stream, they
+are asked to wait after ``takeover_max_time``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DcpTakeover:
     )
 
     def __init__(self, host: Host, watched: WatchedVBucket, moved: Callable[[str | None], None]) -> None:
-        """``moved`` is called when it goes on by itself, or with the reason why it can't."""
+        """``moved`` is called when it has advanced by itself, or with the reason why it can't."""
         self.holds_writes = False
         """The front end refuses writes until this takeover is over."""
         self._host = host
@@ -82,17 +82,17 @@ class DcpTakeover:
 
     @property
     def next_state(self) -> VBucketState:
-        """What the replica is told next."""
+        """The state that the replica is told next."""
         is_finishing = self._machine.state is DcpTakeoverState.FINISHING
         return VBucketState.ACTIVE if is_finishing else VBucketState.PENDING
 
     @property
     def may_tell_state(self) -> bool:
-        """Everything arrived, and the vbucket is what it has to be here before the replica is told."""
+        """Whether everything has arrived, and our vbucket's state allows telling the replica the next."""
         return self._machine.state is not DcpTakeoverState.GIVING_UP and not self._unacknowledged
 
     def state_answered(self) -> bool:
-        """The replica's vbucket has the state that it was told to have; whether that was the last step."""
+        """The replica's vbucket has taken the state that it was told; whether that was the last step."""
         if self._machine.state is DcpTakeoverState.FINISHING:
             self._log_step("active there")
             return True
@@ -111,8 +111,9 @@ class DcpTakeover:
         return [number]
 
     def _given_up(self, failed: str | None) -> None:
-        """It is on disk that the vbucket is dead, or could not be written: until then nobody else may be told
-        to be active, because a crash would bring ours back.
+        """The dead state of the vbucket is on disk, or could not be written.
+
+        Until it is, nobody else may be told to be active, because a crash would bring ours back.
         """
         if failed is not None:
             number = self._watched.vbucket.id
@@ -129,13 +130,13 @@ class DcpTakeover:
     # Time.
 
     def next_timer(self, now: float) -> float | None:
-        """When writers are asked to wait."""
+        """When to ask writers to wait."""
         if self.holds_writes:
             return None
         return now if self._since is None else self._since + self._host.settings.takeover_max_time
 
     def handle_timer(self, now: float) -> None:
-        """It takes too long: the front end must not add to it."""
+        """If it takes too long, have the front end hold back writes."""
         if self._since is None:
             self._since = now
         elif not self.holds_writes and now >= self._since + self._host.settings.takeover_max_time:

@@ -1,13 +1,13 @@
-"""A reader of an older dialect: what comes is said again in DCP, and the rest is DCP's reader.
+"""A reader of an older dialect: messages are translated into DCP, and the rest is DCP's reader.
 
-TAP and both drafts of UPR tell of the same things as DCP: changes, snapshots, ends. So a connection that
-speaks one of them translates each message as it comes, and everything behind it, from the scanner to the
-policy that resumes and rolls back, is what DCP has. That is one message at a time and so a good deal slower
-than DCP, for which these dialects were given up.
+TAP and both drafts of UPR report the same things as DCP: changes, snapshots, ends. So a connection that
+speaks one of them translates each message as it comes, and everything after that, from the scanner to the
+policy that resumes and rolls back, is shared with DCP. It goes message by message, and so is a good deal
+slower than DCP, which replaced these dialects.
 
-Three things of DCP they don't have. There are no noops that the server sends, so a silent server is asked for
-a sign of life; there is no window, so the transport holds the server up; and a stream can only
-be closed with its connection, which `is_spent` from then on.
+They lack three things of DCP. The server sends no noops, so a silent server is asked for a sign of life;
+there is no window, so the transport holds the server up; and a stream can only be closed with its connection,
+which `is_spent` from then on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _EXTRAS_GROWTH = 64
 
 
 def older_features(*, xattrs: bool) -> tuple[int, ...]:
-    """What HELLO asks for: no collections, which have no place in these dialects."""
+    """What HELLO asks for: no collections, which these dialects don't have."""
     left_out = {Feature.COLLECTIONS} if xattrs else {Feature.COLLECTIONS, Feature.XATTR}
     return tuple(feature for feature in READER_FEATURES if feature not in left_out)
 
@@ -104,7 +104,7 @@ class TranslatingReader(DcpTranslation, DcpReader):
         return frame.magic == Magic.RESPONSE and frame.opaque < FIRST_STREAM_OPAQUE
 
     def _pass_on(self) -> None:
-        """Hand on what was translated, as if a DCP server had sent it."""
+        """Pass on what was translated, as if a DCP server had sent it."""
         left = memoryview(bytes(self._made))
         self._made.clear()
         while left:
@@ -116,11 +116,11 @@ class TranslatingReader(DcpTranslation, DcpReader):
             if self._buffer.is_full or not left:
                 self._scan()
 
-    # messages of the dialect, in DCP's words
+    # translation
 
     @abstractmethod
     def _translate(self, frame: Frame) -> None:
-        """Say a message of the dialect in DCP, see `DcpTranslation`."""
+        """Translate a message of the dialect into DCP, see `DcpTranslation`."""
 
     # what these dialects lack
 
@@ -134,7 +134,7 @@ class TranslatingReader(DcpTranslation, DcpReader):
 
     def next_timer(self) -> float | None:
         limit_s = self._silence_s
-        # nobody is asked for a sign of life before it is open, nor while it is not read
+        # no sign of life is asked for before the connection is open, nor while it is not read
         is_asked = self.granted is not None and limit_s is not None
         silent = self._silence.next_timer(limit_s, self.settings.noop_interval_s if is_asked else None)
         return min((timer for timer in (silent, *self._questions.due()) if timer is not None), default=None)

@@ -1,4 +1,4 @@
-"""What comes in an older dialect, said again in DCP."""
+"""Messages of an older dialect, said again in DCP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["DcpTranslation"]
 
 
 class DcpTranslation:
-    """Puts DCP's messages behind each other in ``_made``, for whoever takes them up from there."""
+    """Appends DCP's messages to ``_made``, from which the reader or replica takes them."""
 
     _made: bytearray
 

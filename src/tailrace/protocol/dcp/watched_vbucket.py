@@ -1,4 +1,4 @@
-"""A stream's vbucket, as the stream knows it: to notice when it is not the same any more."""
+"""A stream's vbucket as the stream last saw it, to notice when it is no longer the same."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ class WatchedVBucket:
         self._stop: Callable[[], None] | None = host.watch(vbucket.id, changed)
 
     def close(self) -> None:
-        """Look no more, and let go of whoever wanted to know: the two would keep each other in memory until
-        the garbage collector finds them, a thousand at a time.
+        """Stop watching, and release the callback.
+
+        Otherwise the two would keep each other in memory until the garbage collector finds them, a thousand
+        at a time.
         """
         if self._stop is not None:
             stop, self._stop = self._stop, None
             stop()
 
     def is_same(self) -> bool:
-        """Whether it has only gone on since the last look."""
+        """Whether it has only gained changes since the last look."""
         vbucket, before = self.vbucket, self.high_seqno
         self.high_seqno = high_seqno = vbucket.high_seqno
         return (

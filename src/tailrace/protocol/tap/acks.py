@@ -1,8 +1,8 @@
 """TAP's acknowledgements, the producer's half: what was sent and has not been answered.
 
-An answer acknowledges its message and everything before it. What is kept of a message is only what is needed
-to send it again: for items the seqnos, since the store has the changes; for other messages what they said.
-To send again means to go back: every vbucket returns to the last change that arrived.
+An answer acknowledges its message and everything before it. Of a message only what is needed to send it again
+is kept: for items the seqnos, since the store has the changes; for other messages their content. Sending
+again means going back: every vbucket returns to the last change that arrived.
 
 Rules: docs/spec/tap.md#acknowledgements.
 """
@@ -22,16 +22,16 @@ from .items import Seqnos
 __all__ = ["AckLog", "wire_number", "wire_numbers"]
 
 _NUMBERS = 0xFFFF_FFFF
-"""Sequence numbers go from 1 to this and then from 1 again; 0 is for no-ops."""
+"""Sequence numbers run from 1 to this and then start at 1 again; 0 is for no-ops."""
 
 
 def wire_number(number: int) -> int:
-    """A message's number as it stands in its header."""
+    """A message's number as it is in its header."""
     return (number - 1) % _NUMBERS + 1
 
 
 def wire_numbers(first: int, count: int) -> npt.NDArray[np.uint32]:
-    """The same for messages that follow each other."""
+    """The same for consecutive messages."""
     return ((first - 1 + np.arange(count)) % _NUMBERS + 1).astype(np.uint32)
 
 
@@ -51,7 +51,7 @@ class AckLog:
     def __init__(self, client: TapClient, *, enabled: bool) -> None:
         self.enabled = enabled
         self.acked = client.sent
-        """Number of the last message that arrived, as far as it is known."""
+        """Number of the last message that is known to have arrived."""
         self._client = client
         self._sent: deque[_Sent] = deque()
 
@@ -60,7 +60,7 @@ class AckLog:
         return self._client.sent - self.acked if self.enabled else 0
 
     def add_control(self, control: TapControl, cursor: TapCursor | None) -> int:
-        """A message that is no item goes out; its number."""
+        """A message that is not an item is sent; returns its number."""
         client = self._client
         client.sent += 1
         if self.enabled:
@@ -72,7 +72,7 @@ class AckLog:
         return client.sent
 
     def add_items(self, cursor: TapCursor, seqnos: Seqnos) -> int:
-        """Items go out; the number of the first."""
+        """Items are sent; returns the number of the first."""
         client, first = self._client, self._client.sent + 1
         client.sent += len(seqnos)
         if self.enabled:
@@ -81,7 +81,7 @@ class AckLog:
         return first
 
     def find(self, wire: int) -> int | None:
-        """The number of an unanswered message from its header; None if no such message is on its way."""
+        """The number of an unanswered message, from the one in its header; None if none has that."""
         first = self.acked + 1
         number = first + (wire - wire_number(first)) % _NUMBERS
         return number if wire and number <= self._client.sent else None
@@ -109,8 +109,9 @@ class AckLog:
             sent.popleft()
 
     def go_back(self) -> list[TapControl]:
-        """Everything that was not acknowledged is to be sent again, under new numbers. What belongs to a
-        vbucket goes back to its cursor; the rest is returned.
+        """Have everything that was not acknowledged sent again, under new numbers.
+
+        Controls that belong to a vbucket go back to its cursor; the rest are returned.
         """
         unclaimed: list[TapControl] = []
         for message in reversed(self._sent):

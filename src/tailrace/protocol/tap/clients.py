@@ -1,14 +1,15 @@
 """What a bucket remembers of its TAP readers, and of what came to it by TAP.
 
-A reader that goes away may come back under its name and go on where it was: for a while (``tap_keepalive``),
-or for as long as it is registered. All that is kept is a position a vbucket, packed to some 25 bytes. The
+A reader that goes away may come back under its name and resume where it was: for a while (``tap_keepalive``),
+or as long as it is registered. All that is kept is a position per vbucket, packed into some 25 bytes. The
 changes themselves are read from the store again, so a reader that never comes back costs no more memory than
 that; if meanwhile the store forgets a deletion that the reader has not seen, that vbucket is sent to it from
 the beginning, and counted.
 
-Changes that came by TAP are sent on with a lower TTL. How low is remembered for runs of seqnos, in memory and
-up to a limit: what is forgotten goes out like a change made here, and is then stopped by the next node that
-has the very same version. So a ring falls silent in any case; the TTL also stops what has no version.
+Changes that came by TAP are passed on with a lower TTL. The TTL is remembered for runs of seqnos, in memory
+and up to a limit: a change whose TTL is forgotten is sent like one made here, and is then stopped by the next
+node that has the very same version. So a ring falls silent in any case; the TTL also stops what has no
+version.
 
 Rules: docs/spec/tap.md#registered-client, docs/spec/tap.md#ttl.
 """
@@ -38,11 +39,11 @@ __all__ = ["MAX_KEEPALIVE_S", "TapClient", "TapClients", "TapControl", "TapCurso
 
 MAX_KEEPALIVE_S = 3_600.0
 _MAX_RUNS = 1_000
-"""Runs of received changes that are remembered for a vbucket."""
+"""How many runs of received changes are remembered for a vbucket."""
 
 
 class TapControl(NamedTuple):
-    """A message that is no change: which, and the number that it carries; it is made when it is sent."""
+    """A message that is not a change: its kind and the number that it carries; it is made when sent."""
 
     kind: str  # opaque, state, start, end, flush
     number: int = 0
@@ -60,27 +61,27 @@ class TapCursor:
     acked: int = 0
     """Everything up to here has arrived."""
     backfill_end: int | None = None
-    """The high seqno when the stream began; None once the backfill is over."""
+    """The high seqno when the stream began; None after the backfill."""
     checkpoint_id: int = 0
     """The checkpoint that the reader was told to open; 0: none."""
     flushes: int = 0
-    """How often the bucket had been flushed when this position was taken up."""
+    """How often the bucket had been flushed when the cursor began here."""
     controls: list[TapControl] = field(default_factory=list)
-    """What is to be said before the next item; few."""
+    """What to send before the next item; few."""
     outstanding: int = 0
     """Messages that were sent and not acknowledged."""
     gate: int = 0
-    """No item goes before the message of this number is acknowledged."""
+    """No item is sent before the message with this number is acknowledged."""
     epoch: int = 0
-    """Rises with each new beginning: acknowledgements of what came before count no more."""
+    """Rises with each new beginning: acknowledgements of what was sent before no longer count."""
 
     @property
     def resume_at(self) -> int:
-        """Where the next connection has to go on."""
+        """Where the next connection has to resume."""
         return self.acked if self.outstanding else self.position
 
     def go_back(self) -> None:
-        """What was not acknowledged is to be sent again."""
+        """Have what was not acknowledged sent again."""
         self.position = self.acked = self.resume_at
         self.outstanding = 0
 
@@ -102,18 +103,18 @@ class TapClient:
     name: str
     flags: int = 0
     date: int = 0
-    """Its backfill date, as it was last given."""
+    """Its backfill date, as last given."""
     cursors: dict[int, TapCursor] = field(default_factory=dict)
     sent: int = 0
     """Number of the last message; on the wire it wraps."""
     is_complete: bool = False
-    """A dump or takeover that has come to its end: the next connection begins a new one."""
+    """Whether it was a dump or takeover that is finished: the next connection begins a new one."""
     producer: TapProducer | None = None
     """Who serves it now."""
     expires_at: float | None = None
     """When it is forgotten; None while it is connected or registered."""
     owes_flush: bool = False
-    """A flush was not told before the connection was gone."""
+    """Whether a flush was not sent before the connection was gone."""
     kept: bytes | None = None
     """The packed cursors of a reader that is not connected; those of a registered one are in the store."""
     kept_count: int = 0
@@ -127,7 +128,7 @@ class TapClient:
         return bool(self.flags & TapConnectFlag.REGISTERED_CLIENT)
 
     def pack(self) -> bytes:
-        """The cursors, as far as the next connection needs them."""
+        """What the next connection needs of the cursors."""
         rows = [
             [
                 cursor.vbucket,
@@ -150,11 +151,11 @@ class TapClient:
             cursor = TapCursor(number, vb_uuid, seqno, seqno, backfill_end, checkpoint_id, flushes)
             cursor.controls = [TapControl(kind, what, number) for kind, what in controls]
             if self.is_of_earlier_run:
-                cursor.flushes = 0  # they are counted from each start
+                cursor.flushes = 0  # flushes are counted from each start
             self.cursors[number] = cursor
 
     def positions(self) -> dict[str, Any]:
-        """What is stored of a registered reader."""
+        """What is stored for a registered reader."""
         packed = b64encode(self.pack()).decode()
         return {"date": self.date, "count": len(self.cursors), "packed": packed}
 
@@ -200,7 +201,7 @@ class TapHops:
         return known[1]
 
     def received(self, vbucket: int, seqno: int, ttl: int) -> None:
-        """A change was made of a message with this TTL."""
+        """A change was made from a message with this TTL."""
         runs = self._of(vbucket)
         if runs and runs[-1][1] == seqno - 1 and runs[-1][2] == ttl:
             runs[-1] = runs[-1][0], seqno, ttl
@@ -210,7 +211,7 @@ class TapHops:
                 del runs[: _MAX_RUNS // 2]
 
     def ttls(self, vbucket: int, seqnos: Seqnos) -> npt.NDArray[np.uint8] | None:
-        """What to send changes with: one less than what they came with; None if all were made here."""
+        """The TTLs to send changes with: one less than they came with; None if all were made here."""
         runs = self._of(vbucket)
         if not runs or seqnos[-1] < runs[0][0] or seqnos[0] > runs[-1][1]:
             return None
@@ -227,7 +228,7 @@ class TapHops:
         self._flush = flushes, ttl
 
     def flush_ttl(self, flushes: int) -> int:
-        """What to send the flush of this number with."""
+        """The TTL to send the flush of this number with."""
         number, ttl = self._flush
         return ttl - 1 if number == flushes else TAP_TTL
 
@@ -252,7 +253,7 @@ class TapClients:
         return self._clients.get(name)
 
     def new_name(self) -> str:
-        """For a reader that gives none."""
+        """A name for a reader that gives none."""
         self._anonymous += 1
         return f"anon_{self._anonymous}"
 
@@ -273,7 +274,7 @@ class TapClients:
         return client
 
     def _take_up(self, client: TapClient) -> None:
-        """Have the cursors of a reader that was away."""
+        """Restore the cursors of a reader that was away."""
         if client.kept is not None:
             client.unpack(client.kept)
         elif client.kept_count and not client.cursors:
@@ -286,7 +287,7 @@ class TapClients:
             self._bucket.set_cursor(client.name, client.positions())
 
     def disconnected(self, client: TapClient, now: float, keepalive_s: float) -> None:
-        """Its connection is gone."""
+        """A reader's connection is gone."""
         client.producer = None
         if self._clients.get(client.name) is not client:
             return

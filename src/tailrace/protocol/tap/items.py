@@ -41,7 +41,7 @@ _FLAGS_AT = _SENT.at("tap_flags") + 1  # the low byte; the high one has no flags
 _TTL_AT = _SENT.at("ttl")
 _EXPIRY = (HEADER_LAYOUT + MUTATION).field("expiry")
 _EXPIRED = 0
-"""The kind of a mutation whose time has come: it is sent as the delete that it is about to become."""
+"""The kind of a mutation that has expired: it is sent as the delete that it is about to become."""
 
 _REV = layout("Q rev_seqno  how many times the document has changed")
 _META = _REV + layout("B nru  cache hint")
@@ -111,7 +111,7 @@ class TapShaper:
         self._ttls = ttls
 
     def shape(self, vbucket: int, chunk: Chunk, now_s: int, limit: int | None = None) -> TapBatch | None:
-        """What of a chunk is to be sent, up to a seqno; None if nothing is."""
+        """The messages of a chunk to send, up to the seqno ``limit``; None if there are none."""
         data, offsets = self._shaper.choose(chunk, skip_deletes=self._living_only)
         if not len(offsets):
             return None

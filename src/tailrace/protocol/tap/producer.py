@@ -2,7 +2,7 @@
 
 The rules are those of docs/spec/tap.md.
 
-What is sent, and in which order, is `sender`; what is kept when the connection is gone, `clients`.
+`sender` decides what is sent, and in which order; `clients` keeps what outlives the connection.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TapProducer(TapSender):
         super().__init__(host, wake, now)
         self._answers: deque[bytes] = deque()
         self._watching: dict[int, tuple[Callable[[], None], Callable[[], None]]] = {}
-        """By vbucket: what is called back, and what ends that."""
+        """By vbucket: the callback, and the function that ends the watch."""
         self._timers = TapTimers(host.settings, now)
 
     # The handler's interface.
@@ -81,13 +81,13 @@ class TapProducer(TapSender):
             if out:
                 self._timers.sent(self._now)
             elif self._has_more_to_look_at:
-                self._wake()  # all that was read was not for this reader; there is more to look through
+                self._wake()  # nothing that was read was for this reader; there is more to look through
         self._figures["sent_bytes"] += sum(map(len, out))
         return out
 
     @property
     def _has_more_to_look_at(self) -> bool:
-        """The reader takes more, and there is something that may be for it."""
+        """Whether the reader takes more and there is something that may be for it."""
         window = self._window
         return window.is_open and not window.is_gated and (self._work is not None or bool(self._turns))
 
@@ -164,7 +164,7 @@ class TapProducer(TapSender):
         self._controls.clear()
 
     def _give_back(self, unsent: list[TapControl]) -> None:
-        """What the next connection has to say in place of this one; greetings are made anew."""
+        """Keep what the next connection has to send in place of this one; greetings are not kept."""
         for control in reversed(unsent):
             cursor = self._client.cursors.get(control.vbucket)
             if control.kind == "flush":
@@ -241,7 +241,7 @@ class TapProducer(TapSender):
         if self._takeover is not None:
             for cursor in taken:
                 self._controls.append(TapControl("state", VBucketState.PENDING, cursor.vbucket))
-        for cursor in taken:  # all of them are told before the first item
+        for cursor in taken:  # the controls of all go before the first item
             self._controls += cursor.controls
             cursor.controls.clear()
             self._set_ready(cursor)
@@ -251,8 +251,9 @@ class TapProducer(TapSender):
         self._wake()
 
     def _take_up(self, number: int) -> TapCursor | None:
-        """The cursor of a vbucket, a new one at the place where this reader begins; None if the vbucket is
-        not to be served now.
+        """The cursor of a vbucket; None if the vbucket is not served now.
+
+        A new one is at the place where this reader begins.
         """
         vbucket = self._served(number)
         if vbucket is None:
@@ -274,8 +275,9 @@ class TapProducer(TapSender):
         return cursor
 
     def change_filter(self, wanted: list[tuple[int, int]]) -> None:
-        """Another list of vbuckets, with the last checkpoint that the reader has closed of each; told on the
-        stream when it is in force.
+        """Change the list of vbuckets, each with the last checkpoint that the reader has closed.
+
+        The stream says when the change is in force.
         """
         client = self._client
         vbuckets = range(len(self._host.bucket.vbuckets))
@@ -304,7 +306,7 @@ class TapProducer(TapSender):
     # What happens to vbuckets.
 
     def _watch(self, number: int) -> None:
-        """Be called for everything that happens to a vbucket."""
+        """Have `_changed` called for everything that happens to a vbucket."""
         callback = partial(self._changed, number)
         self._watching[number] = callback, self._host.watch(number, callback)
         self._host.await_append(number, callback)
@@ -316,7 +318,7 @@ class TapProducer(TapSender):
 
     def _changed(self, number: int) -> None:
         if self._wanted.flags & TapConnectFlag.DUMP:
-            return  # what exists is what existed when it began
+            return  # a dump has what existed when it began
         if number in self._watching:
             self._host.await_append(number, self._watching[number][0])
         cursor = self._take_up(number)
@@ -324,7 +326,7 @@ class TapProducer(TapSender):
             self._set_ready(cursor)
 
     def _look_at_history(self, cursor: TapCursor, vbucket: VBucket) -> None:
-        """Whether the cursor is still at a place of the vbucket's history; if not, it begins again."""
+        """Check that the cursor is still at a place in the vbucket's history; if not, it begins again."""
         if cursor.vb_uuid == vbucket.uuid and cursor.position <= vbucket.high_seqno:
             return
         flushes = self._host.bucket.flushes
@@ -342,7 +344,7 @@ class TapProducer(TapSender):
 
     @staticmethod
     def _is_lost(cursor: TapCursor, vbucket: VBucket) -> bool:
-        """The history after the cursor can't be told: it is another one, or deletions are forgotten."""
+        """Whether the history after the cursor can't be sent: it is another, or deletions are purged."""
         return None is not upr_rollback_seqno(
             cursor.position,
             cursor.vb_uuid,
@@ -383,7 +385,7 @@ class TapProducer(TapSender):
     # Nothing left.
 
     def _caught_up(self) -> bool:
-        """Nothing is left to be sent for now; returns whether this led to something after all."""
+        """Nothing is left to send for now; returns whether this led to something after all."""
         if self._wanted.flags & TapConnectFlag.DUMP:
             if not self._turns.waiting and not self._acks.unacked:
                 self._complete("the dump is complete")
@@ -407,7 +409,7 @@ class TapProducer(TapSender):
             return False
         states = takeover.advance([cursor.vbucket for cursor in cursors], self._acks.unacked)
         self._controls += [TapControl("state", VBucketState.ACTIVE, number) for number in states]
-        return takeover.is_over or bool(self._turns)  # what it asked for may be done already
+        return takeover.is_over or bool(self._turns)  # the step may have been done already
 
     def _served_vbuckets(self) -> list[int]:
         return [number for number in self._client.cursors if self._served(number) is not None]
@@ -439,7 +441,7 @@ class TapProducer(TapSender):
 
 
 def _has_collections(manifest: Mapping[str, Any]) -> bool:
-    """Whether there are more than the default one."""
+    """Whether there is any collection but the default one."""
     return any(
         collection["uid"] != "0" for scope in manifest["scopes"] for collection in scope["collections"]
     )

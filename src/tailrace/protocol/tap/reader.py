@@ -1,13 +1,12 @@
-"""The reader's side of a TAP connection: see `dcp.translating_reader`. A node that replicates by TAP is
-`replica`.
+"""The reader's side of a TAP connection: see `dcp.translating_reader`.
 
-TAP has neither seqnos nor branches. A change gets the number that it has among those of its vbucket that
-this reader was given, on branch 0, and all that comes in one go is a snapshot. What a reader can't resume by
-its position, TAP resumes by the reader's name: the server remembers how far it was acknowledged, and a change
-is acknowledged when the application has it. Where the server doesn't remember, it begins again, and tells so
-for each vbucket; the application hears that all of the vbucket is gone (`Flush`), and gets what there is.
+TAP has neither seqnos nor branches. A change's seqno is its place among the changes of its vbucket that this
+reader was given, on branch 0, and all that comes in one go is a snapshot. What a reader can't resume by its
+position, TAP resumes by the reader's name: the server remembers how far it was acknowledged, and a change is
+acknowledged when the application has it. If the server doesn't remember, it begins again and says so for each
+vbucket; the application hears that all of the vbucket is gone (`Flush`), and gets what there is.
 
-A TAP connection has all its vbuckets from one request. It is sent when the last stream was asked for; when
+A TAP connection has all its vbuckets from one request. It is sent when the last stream has been asked for; if
 more come later, a new connection is made.
 """
 
@@ -54,19 +53,19 @@ _RUN_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TapSettings:
-    """What only TAP has."""
+    """The settings that only TAP has."""
 
     name: str = ""
-    """The server recognises the reader by it; empty: one that nobody else has."""
+    """The server recognises the reader by it; empty: a unique one."""
     registered: bool = False
     """The server remembers the reader, until it is told to forget it (`deregister`)."""
     acks: bool = True
-    """Tell the server how far the application is. Without, it remembers how far it has sent."""
+    """Tell the server what the application has; otherwise it only remembers what it has sent."""
     backfill_date: int | None = None
-    """Unix seconds: only what was there since, as far as the server can tell; None is everything."""
+    """Unix seconds: only changes since then, as far as the server can tell; None is everything."""
     deletions: bool = False
     """A reading that ends now includes deletions. A dump has none, so the reader connects as if to stay,
-    without a name so that everything comes, and stops where the server says that the backfill is over.
+    without a name so that everything comes, and stops when the server says that the backfill is over.
     """
 
     def __post_init__(self) -> None:
@@ -85,10 +84,10 @@ class _ReadVBucket:
     opaque: int
     stream: Stream
     ends: bool
-    """Only what exists is wanted."""
+    """Whether only what exists now is wanted."""
     seqno: int
     is_again: bool
-    """It was read before, on another connection."""
+    """Whether it was read before, on another connection."""
     in_backfill: bool = False
 
 
@@ -103,19 +102,19 @@ class _Run:
 
 
 class _OwedAcks:
-    """Acknowledgements that wait until the application has all that came before them."""
+    """Acknowledgements that wait until the application has used all that came before them."""
 
     def __init__(self) -> None:
         self._made = bytearray()
         self._unused: deque[tuple[ReceivedChunk, bytes]] = deque()
-        """Chunks that the application is not done with, and what to acknowledge when it is."""
+        """Chunks that the application has not used yet, and the acks to send when it has."""
 
     def add(self, ack: TapAck) -> None:
-        """For a message that came just now."""
+        """Add an acknowledgement of a message that has just come."""
         self._made += ack.encode()
 
     def due(self) -> bytes:
-        """What can be sent at once of those that were added; the others wait for the last chunk."""
+        """What can be sent now, if no chunk is unused; otherwise the acks wait for the last chunk."""
         acks = bytes(self._made)
         self._made.clear()
         if not acks or not self._unused:
@@ -125,11 +124,11 @@ class _OwedAcks:
         return b""
 
     def wait_for(self, chunks: Iterable[ReceivedChunk]) -> None:
-        """The application gets these."""
+        """Have acknowledgements wait for these chunks, which the application gets."""
         self._unused += ((chunk, b"") for chunk in chunks)
 
     def used(self, chunk: ReceivedChunk) -> bytes:
-        """The application is done with a chunk and all before it: what can be sent now."""
+        """The application has used a chunk and all before it; returns what can be sent now."""
         due = b""
         while self._unused:
             earlier, acks = self._unused.popleft()
@@ -140,13 +139,13 @@ class _OwedAcks:
 
 
 class _Subscription:
-    """What one connection reads: its vbuckets, all of which the one request names."""
+    """What one connection reads: its vbuckets, all named by one request."""
 
     def __init__(self, tap: TapSettings, settings: ReaderSettings) -> None:
         self.vbuckets: dict[int, _ReadVBucket] = {}
         self.is_requested = False
         self.is_late = False
-        """A vbucket was added after the request."""
+        """Whether a vbucket was added after the request."""
         self._tap = tap
         self._settings = settings
 
@@ -163,7 +162,7 @@ class _Subscription:
         options = TapConnectOptions(vbuckets=sorted(self.vbuckets))
         if self.is_dump:
             flags |= TapConnectFlag.DUMP
-        # only at first: a server that has forgotten the reader must send everything, or a part is missing
+        # only the first time: a server that has forgotten the reader must send everything
         if not any(reading.is_again for reading in self.vbuckets.values()):
             if any(reading.seqno for reading in self.vbuckets.values()):
                 options.backfill_date = MAX_U64  # from now on
@@ -181,8 +180,9 @@ class _Subscription:
         return TapConnect.with_options(name.encode(), int(flags), options)
 
     def end_of_dump(self) -> list[_ReadVBucket]:
-        """The connection is closed: the vbuckets that are over by that. Of one without documents some servers
-        say nothing.
+        """The vbuckets that are finished because the server has closed the connection.
+
+        Some servers say nothing of a vbucket without documents.
         """
         left = list(self.vbuckets.values())
         is_complete = all(reading.ends and not reading.in_backfill for reading in left)
@@ -259,13 +259,13 @@ class TapReader(TranslatingReader):
                 raise StatusError(frame.status, "tap connect", frame.value)
             raise RemoteProtocolError(f"an answer with opaque {frame.opaque}, which nobody waits for")
         if frame.opcode == Op.NOOP:
-            return  # that it came is enough
+            return  # its arrival is enough
         try:
             message = TAP.decode(frame, Direction.TO_RECEIVER)
         except MalformedMessage:
             if frame.opcode != TapOpcode.OPAQUE:
                 raise
-            return  # a control message of another shape is for somebody else
+            return  # a control message of another shape is not for us
         if isinstance(message, TapMutation | TapDelete | TapFlush) and not message.ttl:
             self._send(TapAck(opcode=frame.opcode, opaque=frame.opaque, status=Status.EINVAL).encode())
             return
@@ -312,7 +312,7 @@ class TapReader(TranslatingReader):
                 cas=message.cas,
                 key=message.key,
                 value=message.value,
-                # of a value that was left out there is nothing to tell
+                # a value that was left out has no datatype
                 datatype=0 if message.tap_flags & TapFlag.NO_VALUE else message.datatype,
                 opaque=reading.opaque,
                 vbucket=message.vbucket,
@@ -352,7 +352,7 @@ class TapReader(TranslatingReader):
         self._say_end(reading.opaque, reading.stream.vbucket, StreamEndStatus.OK)
 
     def close_received(self) -> None:
-        """Perhaps the end of a dump."""
+        """The connection is closed, perhaps at the end of a dump."""
         ended = self._subscription.end_of_dump()
         for reading in ended:
             self._end(reading)

@@ -1,11 +1,11 @@
 """TAP with the node as replica: a peer pushes changes, and they are stored as they were made elsewhere.
 
-A change with its rev and CAS is stored if it wins against what is here, as with the commands that carry
-metadata. A version that is here already loses, so a change that comes round a ring ends where it began, and
-what is sent twice is stored once. The TTL that it came with goes along, see `clients.TapHops`.
+A change with its rev and CAS is stored if it wins over what is here, as with the commands that carry
+metadata. A version that is here already loses, so a change that goes round a ring ends where it began, and
+what is sent twice is stored once. The TTL that it came with is remembered, see `clients.TapHops`.
 
-A peer that begins a vbucket anew empties a replica or pending one. An active vbucket is never emptied by
-that: it has documents of its own, and in a ring every node is active.
+A peer that begins a vbucket from the start empties a replica or pending one. An active vbucket is never
+emptied by that: it has its own documents, and in a ring every node is active.
 
 Rules: docs/spec/tap.md#a-node-that-receives.
 """
@@ -47,7 +47,7 @@ _REV_AT = (HEADER_LAYOUT + MUTATION).at("rev_seqno")  # of a stored frame, whate
 _PREFIX = b"\0"
 _TTL_AT = TapDelete.LAYOUTS[0].at("ttl")
 _FATAL = frozenset({TapOpcode.VBUCKET_SET, TapOpcode.CHECKPOINT_START, TapOpcode.CHECKPOINT_END})
-"""A peer that gets these wrong can't be followed any further."""
+"""A peer that gets these wrong is disconnected."""
 
 _FIGURES = {
     TapOpcode.MUTATION: "num_mutation",
@@ -104,7 +104,7 @@ class TapReplica:
         return None
 
     def handle_timer(self, now: float) -> None:
-        """There is nothing to wait for."""
+        """There are no timers."""
 
     def stats(self) -> Mapping[str, int | str]:
         return {"type": "consumer", **self._figures, "backfilling_vbuckets": len(self._backfilling)}
@@ -119,7 +119,7 @@ class TapReplica:
     # Messages.
 
     def _apply(self, frame: Frame, message: Message) -> None:
-        """Do what a message says, and answer it if it asks for that; what takes time answers later."""
+        """Do what a message says, and answer it if it asks for that; what takes time is answered later."""
         if isinstance(message, TapMutation):
             self._store(message)
         elif isinstance(message, TapDelete):
@@ -163,7 +163,7 @@ class TapReplica:
             raise MalformedMessage(f"datatype 0x{message.datatype:02x} was not negotiated")
         value, datatype = self._host.checked_value(message.value, message.datatype)
         rev, resolve = message.rev_seqno, True
-        if rev is None:  # from before there were revs: the newest is what comes last
+        if rev is None:  # from before there were revs: the last to come is the newest
             rev, resolve = _next_rev(vbucket, key), False
         try:
             written = vbucket.set_with_meta(
@@ -186,7 +186,7 @@ class TapReplica:
         rev, resolve = message.rev_seqno, True
         if rev is None:
             if vbucket.get(key) is None:
-                return  # a delete of what is not there is a success
+                return  # deleting what is not there is a success
             rev, resolve = _next_rev(vbucket, key), False
         try:
             written = vbucket.delete_with_meta(key, 0, 0, rev, message.cas, resolve=resolve)
@@ -196,7 +196,7 @@ class TapReplica:
             self._host.tap.hops.received(vbucket.id, written.seqno, message.ttl)
 
     def _lost(self, refused: DocumentRefused) -> None:
-        """A version that lost is no failure: what is here is the same or newer."""
+        """Not a failure if the version lost: what is here is the same or newer."""
         if refused.status == Status.LOCKED:
             raise DocumentRefused(Status.ETMPFAIL, "the document is locked")
         if refused.status != Status.KEY_EEXISTS:
@@ -204,7 +204,7 @@ class TapReplica:
         self._figures["num_outdated"] += 1
 
     def _obey(self, message: TapOpaqueMessage) -> VBucket | None:
-        """Take note of a control code; a vbucket that has to be emptied."""
+        """Take note of a control code; returns a vbucket that has to be emptied."""
         if message.code == TapOpaque.INITIAL_VBUCKET_STREAM:
             vbucket = self._vbucket(message.vbucket)
             self._backfilling.add(vbucket.id)
@@ -213,7 +213,7 @@ class TapReplica:
         elif message.code == TapOpaque.CLOSE_BACKFILL:
             self._backfilling.discard(message.vbucket)
         else:
-            # Greetings, or of another dialect of TAP, or not known: nothing follows from them here.
+            # Greetings, codes of another dialect of TAP and unknown ones have no effect here.
             _log.debug("%s: TAP opaque %d", self._host.peer, message.code)
         return None
 
@@ -223,13 +223,14 @@ class TapReplica:
             if message.checkpoint_id:
                 self._backfilling.discard(vbucket.id)
         elif vbucket.state != VBucketState.ACTIVE:
-            vbucket.close_checkpoint()  # where the peer's ends, ours does; each has its own numbers
+            vbucket.close_checkpoint()  # ours ends where the peer's does; each has its own numbers
 
     # What takes time.
 
     def _rewrite(self, frame: Frame, act: Callable[[Bucket], list[int]]) -> None:
-        """Change vbuckets; nothing else is taken until that is on disk, and then it is answered. What has to
-        wait does not happen any more when the connection is gone: somebody else may have decided by then.
+        """Change vbuckets; nothing else is taken until that is on disk, and then it is answered.
+
+        A change that has to wait is dropped if the connection goes: somebody else may have decided by then.
         """
         self.is_busy = True
 
@@ -261,7 +262,7 @@ class TapReplica:
         _log.info("%s: refused TAP opcode 0x%02x: %s", self._host.peer, frame.opcode, error)
         is_malformed = isinstance(error, MalformedMessage)
         if is_malformed and frame.opcode == TapOpcode.OPAQUE:
-            self._succeeded(frame)  # a control message of an unknown shape is for somebody else
+            self._succeeded(frame)  # a control message of an unknown shape is not for us
             return
         self._figures["num_errors"] += 1
         self._answer(frame, error.status, str(error).encode())

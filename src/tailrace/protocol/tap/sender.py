@@ -1,11 +1,11 @@
 """TAP, what a producer sends: controls, the changes of many vbuckets, and how they are numbered.
 
-    controls       messages that are no changes; with acks nothing overtakes them
-    cursors        stand in a line when they have something; each is served to the end of a snapshot
-    caught up      nothing is left for now: the owner may know better
+    controls       messages that are not changes; with acks nothing overtakes them
+    cursors        stand in line when they have something; each is served to the end of a snapshot
+    caught up      nothing is left for now: the owner may have something
 
 The session pulls, so nothing is read before there is room for it. One snapshot is open at a time, and it is
-let go of when the reader stalls: a cursor can always be taken up again from the store.
+dropped when the reader stalls: a cursor can always resume from the store.
 
 Rules: docs/spec/tap.md#order-of-messages, docs/spec/tap.md#sequence-number.
 """
@@ -45,17 +45,17 @@ __all__ = ["TapSender", "TapWanted"]
 
 @dataclass(slots=True)
 class TapWanted:
-    """What a reader has asked for when it connected."""
+    """What a reader asked for when it connected."""
 
     flags: int = 0
     vbuckets: frozenset[int] | None = None
-    """None: those that are active here."""
+    """None: all that are active here."""
     checkpoints: dict[int, int] = field(default_factory=dict)
-    """By vbucket: the last checkpoint that the reader has closed."""
+    """The last checkpoint that the reader has closed, by vbucket."""
     closed_only: bool = False
     """Only changes of closed checkpoints."""
     backfills: bool = True
-    """What was there before is sent too."""
+    """Whether what was there before is sent too."""
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class _OpenSnapshot:
     limit: int | None
     batch: TapBatch | None = None
     at: int = 0
-    ahead: TapBatch | None = None  # with acks: the last item must be known when it goes
+    ahead: TapBatch | None = None  # with acks: the last item must be known as the last when it is sent
 
 
 class TapSender:
@@ -93,7 +93,7 @@ class TapSender:
         self._figures = dict.fromkeys(("sent_bytes", "items", "noops", "nacks", "backfills", "flushes"), 0)
 
     def _caught_up(self) -> bool:
-        """Nothing is left to be sent for now; returns whether this led to something after all."""
+        """Nothing is left to send for now; returns whether this led to something after all."""
         raise NotImplementedError
 
     # In turn.
@@ -184,7 +184,7 @@ class TapSender:
         self._set_ready(cursor)
 
     def _serve_work(self, work: _OpenSnapshot, out: list[bytes | memoryview], budget: int) -> int:
-        """Send or read a part of the open snapshot; the bytes of work that it was."""
+        """Send or read a part of the open snapshot; returns the work that it was, in bytes."""
         if work.batch is not None and (
             work.ahead is not None or work.snapshot is None or not self._acks.enabled
         ):
@@ -237,16 +237,16 @@ class TapSender:
             work.at = stop
         return end_byte - first_byte
 
-    # Messages that are no items.
+    # Messages that are not items.
 
     def _say(self, control: TapControl, cursor: TapCursor | None, out: list[bytes | memoryview]) -> int:
-        """Send a message that is no item; its number."""
+        """Send a message that is not an item; returns its number."""
         ttl = TAP_TTL
         if control.kind == "flush":
             ttl = self._host.tap.hops.flush_ttl(control.number)
             self._after_flush()
             if not ttl:
-                return 0  # it has come far enough
+                return 0  # its TTL is used up
             self._figures["flushes"] += 1
         number = self._acks.add_control(control, cursor)
         message = self._message(control)
@@ -277,7 +277,7 @@ class TapSender:
         return TapCheckpointEnd.server_form(control.number)
 
     def _after_flush(self) -> None:
-        """The reader drops everything, also what this node did not flush: that it gets again."""
+        """The reader drops everything, and gets again what this node did not flush."""
         flushes = self._host.bucket.flushes
         for cursor in self._client.cursors.values():
             vbucket = self._served(cursor.vbucket)
@@ -288,8 +288,9 @@ class TapSender:
     # Cursors.
 
     def _served(self, number: int) -> VBucket | None:
-        """A vbucket that this reader gets now. One that was the active a moment ago says nothing to a reader
-        that may not have the new map yet.
+        """A vbucket that this reader gets now.
+
+        One that was the active a moment ago is not served: the reader may not have the new map yet.
         """
         vbucket = self._host.bucket.vbuckets[number]
         if vbucket is None:
@@ -319,7 +320,7 @@ class TapSender:
             self._wake()
 
     def _drop_work(self, cursor: TapCursor | None = None) -> None:
-        """Let go of the open snapshot (of a cursor); what was not sent of it is read again."""
+        """Close the open snapshot (of a cursor); what was not sent of it will be read again."""
         work = self._work
         if work is None or (cursor is not None and work.cursor is not cursor):
             return

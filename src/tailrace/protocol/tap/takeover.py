@@ -1,13 +1,13 @@
 """A vbucket moves to the reader of a TAP stream (docs/spec/tap.md#takeover).
 
-    sending      all there is and all that changes, as on any stream
+    sending      all documents and all changes, as on any stream
     giving up    almost everything has arrived: the vbuckets are dead here, so nothing more is written;
                  waits until that is on disk, since after a crash they must not be active again
     finishing    the rest is sent and acknowledged
     activating   the reader is told to make them active; when it has answered, the stream is over
 
-At no time are there two active ones: here they are dead, durably, before the reader hears of it. If writers
-are faster than the stream, they are asked to wait after ``takeover_max_time``.
+There are never two active ones: here they are dead, durably, before the reader hears of it. If writers are
+faster than the stream, they are asked to wait after ``takeover_max_time``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TapTakeover:
     """The takeover of the vbuckets of one connection."""
 
     def __init__(self, host: Host, now: float, moved: Callable[[str | None], None]) -> None:
-        """``moved`` is called when it goes on by itself, or with the reason why it can't."""
+        """``moved`` is called when it has advanced by itself, or with the reason why it can't."""
         self._machine = Machine(TAP_TAKEOVER_TRANSITIONS, TapTakeoverState.SENDING)
         self.given_up: frozenset[int] = frozenset()
         self._host = host
@@ -52,17 +52,18 @@ class TapTakeover:
 
     @property
     def is_final(self) -> bool:
-        """The vbuckets are dead here: what is left must get through without waiting."""
+        """Whether the vbuckets are dead here: what is left must get through without waiting."""
         return self.state in (TapTakeoverState.FINISHING, TapTakeoverState.ACTIVATING)
 
     @property
     def is_over(self) -> bool:
-        """All that is left is the answer to the last messages."""
+        """Whether only the answers to the last messages are missing."""
         return self.state is TapTakeoverState.ACTIVATING
 
     def advance(self, vbuckets: list[int], unacked: int) -> list[int]:
-        """Nothing waits to be sent, and so many messages are unanswered: take the next step. The vbuckets
-        that the reader is to make active now.
+        """Take the next step, when nothing waits to be sent and ``unacked`` messages are unanswered.
+
+        Returns the vbuckets that the reader is to make active now.
         """
         if self.state is TapTakeoverState.SENDING and unacked < UNACKED_BEFORE_GIVING_UP:
             self._machine.feed(TapTakeoverInput.ALMOST_SENT)
@@ -77,7 +78,7 @@ class TapTakeover:
         return []
 
     def _give_up(self, vbuckets: list[int], bucket: Bucket) -> list[int]:
-        if self.is_closed:  # while this had to wait: whoever controls the takeover has gone on
+        if self.is_closed:  # while this had to wait: the takeover's controller has moved on
             return []
         for number in vbuckets:
             bucket.set_state(number, VBucketState.DEAD)
@@ -107,7 +108,7 @@ class TapTakeover:
         return self._hold_at if self.state is TapTakeoverState.SENDING and not self._held else None
 
     def handle_timer(self, now: float, vbuckets: list[int]) -> None:
-        """Ask writers to wait, if they had their time."""
+        """Ask writers to wait, if their time is up."""
         if self.state is TapTakeoverState.SENDING and now >= self._hold_at and not self._held:
             self._held = set(vbuckets)
             for number in self._held:
@@ -115,7 +116,7 @@ class TapTakeover:
             self._hold_at = now + self._host.settings.takeover_max_time
 
     def close(self) -> None:
-        """The connection is gone; states stay as they are, for whoever controls the takeover."""
+        """The connection is gone; states stay as they are, for the takeover's controller to decide."""
         self._machine.feed(TapTakeoverInput.CLOSED)
         self._release()
 

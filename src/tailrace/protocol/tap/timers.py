@@ -1,4 +1,4 @@
-"""What a TAP producer does because time passes: no-ops, letting go of a backfill, saving a reader's place."""
+"""What a TAP producer does because time passes: no-ops, dropping a backfill, saving a reader's place."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 __all__ = ["TapTimers"]
 
 SAVE_INTERVAL_S = 10.0
-"""How often the place of a registered reader is saved; after a crash it gets again what came since."""
+"""How often the place of a registered reader is saved; after a crash it gets again what came after that."""
 
 
 class TapTimers:
-    """When one producer last sent, got on and saved."""
+    """When one producer last sent, made progress and saved."""
 
     __slots__ = ("_progress_at", "_saved_at", "_sent_at", "_settings")
 
@@ -20,18 +20,18 @@ class TapTimers:
         self._sent_at = self._progress_at = self._saved_at = now
 
     def sent(self, now: float) -> None:
-        """Something of the stream went out."""
+        """Something of the stream was sent."""
         self._sent_at = self._progress_at = now
 
     def noop_due(self, now: float) -> bool:
-        """Whether it is time for a no-op, which is then taken to go out."""
+        """Whether it is time for a no-op, which then counts as sent."""
         if now < self._sent_at + self._settings.tap_noop_interval:
             return False
         self._sent_at = now
         return True
 
     def backfill_stalled(self, now: float) -> bool:
-        """Whether nothing was read for so long that an open snapshot should go."""
+        """Whether nothing was read for so long that an open snapshot should be dropped."""
         timeout_s = self._settings.slow_backfill_timeout
         if not timeout_s or now < self._progress_at + timeout_s:
             return False
@@ -39,7 +39,7 @@ class TapTimers:
         return True
 
     def save_due(self, now: float) -> bool:
-        """Whether it is time to save a registered reader's place, which is then taken to happen."""
+        """Whether it is time to save a registered reader's place, which then counts as saved."""
         if now < self._saved_at + SAVE_INTERVAL_S:
             return False
         self._saved_at = now

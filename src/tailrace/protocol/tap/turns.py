@@ -10,7 +10,7 @@ __all__ = ["CursorTurns"]
 
 
 class CursorTurns:
-    """Cursors in line, and those that wait for acknowledgements before they stand in line again."""
+    """Cursors in line, and those that wait for acknowledgements before they join it again."""
 
     __slots__ = ("_in_line", "_line", "waiting")
 
@@ -24,29 +24,29 @@ class CursorTurns:
 
     @property
     def pending(self) -> int:
-        """How many are in line or wait."""
+        """How many are in line or waiting."""
         return len(self._line) + len(self.waiting)
 
     def add(self, cursor: TapCursor) -> None:
-        """To the end of the line, unless it stands there."""
+        """Put a cursor at the end of the line, unless it is in it already."""
         if cursor not in self._in_line:
             self._in_line.add(cursor)
             self._line.append(cursor)
 
     def next(self) -> TapCursor:
-        """The first in line, which leaves it."""
+        """Take the first cursor in line."""
         cursor = self._line.popleft()
         self._in_line.remove(cursor)
         return cursor
 
     def forget(self, cursor: TapCursor) -> None:
-        """It has no turn any more."""
+        """Remove a cursor: it gets no more turns."""
         self.waiting.discard(cursor)
         if cursor in self._in_line:
             self._in_line.remove(cursor)
             self._line.remove(cursor)
 
     def clear(self) -> None:
-        """Nobody stands in line."""
+        """Empty the line."""
         self._line.clear()
         self._in_line.clear()

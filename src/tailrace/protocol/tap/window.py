@@ -1,7 +1,7 @@
 """Whether the reader of a TAP stream takes more now.
 
-Three things hold a producer up: messages of which too many are unanswered, a reader that asks for a pause,
-and a control message that nothing may overtake before it has arrived.
+Three things hold a producer up: too many unanswered messages, a reader that asks for a pause, and a control
+message that nothing may overtake before it has arrived.
 
 Rules: docs/spec/tap.md#acknowledgements, docs/spec/tap.md#order-of-messages.
 """
@@ -29,12 +29,12 @@ class TapWindow:
 
     @property
     def room(self) -> int:
-        """How many messages may still go, where they are acknowledged."""
+        """How many more messages may be sent, if they are acknowledged."""
         return int(self._settings.tap_ack_interval * self._settings.tap_ack_window) - self._acks.unacked
 
     @property
     def is_open(self) -> bool:
-        """The reader takes more."""
+        """Whether the reader takes more."""
         return self.suspended_until is None and (not self._acks.enabled or self.room > 0)
 
     @property
@@ -46,15 +46,15 @@ class TapWindow:
 
     @property
     def is_gated(self) -> bool:
-        """A control message has to arrive first."""
+        """Whether a control message has to arrive first."""
         return self._acks.enabled and self._acks.acked < self._gate
 
     def gate(self, number: int) -> None:
-        """Nothing overtakes this message; 0: all may go."""
+        """Let nothing overtake this message; 0: there is no such message."""
         self._gate = number
 
     def found_closed(self, now: float) -> None:
-        """There was something to send and no room: from now on the reader has time to answer."""
+        """There was something to send and no room: the reader's time to answer runs from now on."""
         if self._acks.enabled and self.full_since is None and self.room <= 0:
             self.full_since = now
 
@@ -70,11 +70,11 @@ class TapWindow:
         return True
 
     def is_stalled(self, now: float) -> bool:
-        """It is full, and nothing was acknowledged for too long."""
+        """Whether it is full and nothing was acknowledged for too long."""
         return self.full_since is not None and now >= self.full_since + self._settings.tap_ack_grace
 
     def timers(self) -> list[float]:
-        """When to look again."""
+        """When to check again."""
         timers = [] if self.suspended_until is None else [self.suspended_until]
         if self.full_since is not None:
             timers.append(self.full_since + self._settings.tap_ack_grace)

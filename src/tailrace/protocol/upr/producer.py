@@ -1,8 +1,8 @@
 """A connection of UPR draft A or B, seen by the producer: two requests, and streams.
 
-The drafts have neither an open nor flow control: the first request binds the connection, and what the
-transport takes is the limit. A stream can only be closed with the connection, and nothing that the producer
-sends is ever answered.
+The drafts have neither Open nor flow control: the first request binds the connection, and the limit is what
+the transport takes. A stream can only be closed with the connection, and nothing that the producer sends is
+ever answered.
 
 Rules: docs/spec/upr.md#draft-a, docs/spec/upr.md#draft-b.
 """
@@ -112,7 +112,7 @@ class _UprProducer(StreamProducer):
     # Requests.
 
     def _open_stream(self, request: UprAStreamRequest | UprBStreamRequest) -> None:
-        """May a stream start? The rule of both drafts is docs/spec/upr.md#rollback."""
+        """Start a stream, if it may. The rule of both drafts is docs/spec/upr.md#rollback."""
         host = self._host
         vbucket = _readable(host, request.vbucket)
         self._check(request)
@@ -155,7 +155,7 @@ class _UprProducer(StreamProducer):
         assert stream is None or isinstance(stream, UprStream)
         return stream if stream is not None and stream.is_live else None
 
-    # What is said differently.
+    # Where the drafts differ.
 
     def _check(self, request: UprAStreamRequest | UprBStreamRequest) -> None:
         """The draft's own rules about a stream request."""

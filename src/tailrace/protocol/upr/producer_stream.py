@@ -2,9 +2,9 @@
 
 Three things are different. Snapshots have a start and an end message and no range. A FLUSH on the node is a
 message, after which the stream goes on with the new branch from seqno 0; the failover log that a reader kept
-then rolls it back to 0 if it comes with an older position. And a vbucket whose state changes is sent to its
-last change before the stream ends, in draft B with the new state at the end: that is how a vbucket is handed
-over in that draft, which has no request for it.
+then rolls it back to 0 if it comes with an older position. And a vbucket whose state changes is sent up to
+its last change before the stream ends, in draft B with the new state at the end: that is how this draft,
+which has no request for it, hands a vbucket over.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ __all__ = ["UprAMessages", "UprBMessages", "UprMessages", "UprStream"]
 class UprMessages(StreamMessages):
     """The messages of one draft, for one stream.
 
-    A stream ends with OK or, for every other reason, with state changed.
+    A stream ends with OK or, for any other reason, with state changed.
     """
 
     BEGIN: ClassVar[type[Message]]
@@ -71,17 +71,17 @@ class UprMessages(StreamMessages):
 
     def __init__(self, options: ConnectionOptions, vbucket: int, opaque: int) -> None:
         super().__init__(options, vbucket, opaque, 0)
-        self._is_inside = False  # a snapshot was begun and not ended
+        self._is_inside = False  # whether a snapshot was begun and not ended
 
     def begin_snapshot(self) -> list[bytes]:
-        """What to say before a change; nothing inside of a snapshot."""
+        """What to send before a change; nothing inside a snapshot."""
         if self._is_inside:
             return []
         self._is_inside = True
         return [self.say(self.SNAPSHOT_START)]
 
     def end_snapshot(self) -> list[bytes]:
-        """What to say behind the last change; nothing where no snapshot was begun."""
+        """What to send after the last change; nothing if no snapshot was begun."""
         if not self._is_inside:
             return []
         self._is_inside = False
@@ -92,7 +92,7 @@ class UprMessages(StreamMessages):
         return message(vbucket=self._vbucket, opaque=self._opaque).encode()
 
     def new_state(self, state: int) -> bytes | None:
-        """The vbucket has another state; None where the draft can't say so."""
+        """The vbucket has another state; None if the draft can't say so."""
         return None
 
 
@@ -139,7 +139,7 @@ class UprBMessages(UprMessages):
 
 
 class UprShaper(Shaper):
-    """Makes batches of a draft's item messages."""
+    """Shapes chunks into a draft's item messages."""
 
     __slots__ = ("_datatypes", "_forms")
 
@@ -165,20 +165,21 @@ class UprShaper(Shaper):
 
 
 class UprWatchedVBucket(WatchedVBucket):
-    """Two changes do not end a stream of UPR at once: a flush, and a new state."""
+    """Two changes do not end a stream of UPR immediately: a flush, and a new state."""
 
     __slots__ = ("_bucket", "_flushes", "last_seqno")
 
     def __init__(self, vbucket: VBucket, host: Host, changed: Callable[[], None]) -> None:
         super().__init__(vbucket, host, changed)
         self.last_seqno: int | None = None
-        """Of a vbucket whose state has changed: what is there up to here still goes out."""
+        """Set if the vbucket's state has changed: changes up to here are still sent."""
         self._bucket = host.bucket
         self._flushes = host.bucket.flushes
 
     def was_flushed(self) -> bool:
-        """Whether all is gone since the last look; then the new branch is the one that is watched. A new
-        state is noted.
+        """Whether the bucket was flushed since the last look; the new branch is watched from then on.
+
+        A new state is noted.
         """
         vbucket = self.vbucket
         if self._vbuckets[vbucket.id] is not vbucket:
@@ -229,13 +230,13 @@ class UprStream(ProducerStream):
         super().changed()
 
     def _flush(self) -> None:
-        """All is gone: tell it, and begin again."""
+        """Everything is gone: say so, and begin again."""
         self._close_snapshots()
         self._slots.release(self)
         self._is_parked = False
         self._queue.drop_batch()
         self.position = self._marker.announced_end = self._queue.last_seqno = 0
-        # What waits to be said stays, in order; only the items between are gone.
+        # Messages that wait to be sent stay, in order; only the items between them are gone.
         self._queue.say(self._says.say(self._says.FLUSH))
         self._end_snapshot()
 

@@ -1,12 +1,12 @@
 """A UPR connection, draft A or B, seen by the replica: the node has dialled the producer itself.
 
-What comes is said again in DCP (`translation`), and the rest is `DcpReplica`: the same streams, the same
-way back after a rollback, the same checks. A snapshot becomes part of the vbucket when its end is there; of
-one that is larger than what can be held back, the beginning is stored as part of an incomplete snapshot.
+Messages are translated into DCP (`translation`), and the rest is `DcpReplica`: the same streams, the same way
+back after a rollback, the same checks. A snapshot becomes part of the vbucket when its end has come; if it is
+too large to be held back, its beginning is stored as part of an incomplete snapshot.
 
-The drafts lack some things. There is no window, so while the disk does not keep up nothing is read; no no-ops
-that the producer sends, so a silent one is asked for a sign of life; no answers to what is pushed, so what
-can't be taken ends the connection; and a stream is closed with its connection only.
+The drafts lack some things. There is no window, so nothing is read while the disk does not keep up; the
+producer sends no no-ops, so a silent one is asked for a sign of life; what is pushed is not answered, so what
+can't be taken ends the connection; and a stream can only be closed with its connection.
 
 Rules: docs/spec/upr.md#consistency.
 """
@@ -62,7 +62,7 @@ class UprReplica(DcpReplica):
         return self._streams.new_opaque()
 
     def _begin(self) -> None:
-        """There is nothing to agree on."""
+        """The connection is open; there is nothing to agree on."""
         self._machine.feed(ConnectionInput.OPENED)
 
     @property
@@ -85,7 +85,7 @@ class UprReplica(DcpReplica):
             self._take(now)
 
     def _take(self, now: float) -> None:
-        """Take up what was said in DCP, as far as nothing has to wait for the disk."""
+        """Take what was translated into DCP, as far as nothing has to wait for the disk."""
         self._framer.feed(self._made)
         self._made.clear()
         while not self.is_busy and (frame := self._framer.maybe_frame()) is not None:
@@ -106,7 +106,7 @@ class UprReplica(DcpReplica):
         return stream is not None and bool(stream.flags & AddStreamFlag.TAKE_OVER)
 
     def _flush(self, frame: Frame) -> None:
-        """All is gone; the stream goes on with a new branch, whose log comes like the answer to a request."""
+        """Everything is gone; the stream goes on with a new branch, whose log comes like an answer."""
         stream = self._receiving(frame)
         assert stream is not None  # none is closed while its connection lives
         stream.machine.feed(ReplicaStreamInput.ROLLBACK_BEGAN)
@@ -142,7 +142,7 @@ class UprReplica(DcpReplica):
     # time and room
 
     def _acknowledge(self) -> None:
-        """Nothing is said; but if what came is more than the disk can keep up with, nothing more is taken."""
+        """Send nothing; but if the disk can't keep up with what came, take nothing more."""
         if self._host.memory_is_short():
             self._held_up_at = self._now
             self._window.postpone(self._now)
@@ -160,7 +160,7 @@ class UprReplica(DcpReplica):
     def handle_timer(self, now: float) -> None:
         if self._held_up_at is not None and now >= self._held_up_at + LOOK_AGAIN_S:
             self._now = now
-            self._silence.heard(now)  # what the producer says is not looked at
+            self._silence.heard(now)  # the producer is not being read
             self._acknowledge()
             self._wake()
         super().handle_timer(now)

@@ -1,15 +1,14 @@
-"""Streams of UPR, draft A or B, said again in DCP: for our reader (`reader`) and for a node that keeps
-a replica (`replica`).
+"""Streams of UPR, draft A or B, said again in DCP: for our reader and for a node that keeps a replica.
 
 Two things have to be made up for. A snapshot has a start and an end message and no range, so its changes are
 held back until the end or a limit comes; beyond the limit they are passed on as part of a snapshot that goes
-at least to the next change, so that the position counts as inside of it until the real end is there. And what
-was received of a snapshot that broke off is taken back, as the drafts' rule has it: the server is asked for
-what follows the last whole one, which may be told differently by then.
+at least to the next change, so the position counts as inside it until the real end comes. And what was
+received of a snapshot that broke off is taken back, as the drafts require: the server is asked for what
+follows the last complete one, and may answer differently by then.
 
-The branch of a stream is asked for together with it, before: for a reader a log that is older than the stream
-may at worst lead to a rollback that was not necessary, while a newer one could hide one. A replica passes the
-log on to readers of its own, and so it asks behind the stream request too. Only if nothing has changed in
+The failover log of a stream is asked for just before the stream: for a reader a log that is older than the
+stream may at worst lead to an unnecessary rollback, while a newer one could hide a rollback. A replica passes
+the log on to its own readers, and so asks again after the stream request. Only if nothing has changed in
 between does the log belong to the stream; until that is known no snapshot is at its end.
 """
 
@@ -64,14 +63,14 @@ from ..states import UPR_STREAM_TRANSITIONS, Machine, UprStreamInput, UprStreamS
 __all__ = ["UprATranslation", "UprBTranslation", "UprTranslation"]
 
 HELD_BYTES = 1 << 20
-"""What is held back of one snapshot; a limit for each stream."""
+"""How much of one snapshot is held back; a limit for each stream."""
 ALL_HELD_BYTES = 64 << 20
-"""What is held back of all snapshots of a connection."""
+"""How much of all snapshots of a connection is held back."""
 WAITING_BYTES = 32 << 20
-"""What may come of a connection's streams before the server has said which branch they are on."""
+"""How much may come for a connection's streams before the server has said which branch they are on."""
 
 _FRAME_BYTES = 256
-"""What a frame that waits takes beside its own bytes."""
+"""What a waiting frame takes up in addition to its own bytes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,9 +80,9 @@ class _UprStream:
     opaque: int
     vbucket: int
     exact: int
-    """The last seqno of the last whole snapshot."""
+    """The last seqno of the last complete snapshot."""
     is_certain: bool
-    """The log is surely that of the stream."""
+    """Whether the log is known to be that of the stream."""
     log: bytes | None = None
     log_before: bytes | None = None
     """The one before the last flush."""
@@ -91,13 +90,13 @@ class _UprStream:
         default_factory=lambda: Machine(UPR_STREAM_TRANSITIONS, UprStreamState.ASKED)
     )
     held: list[bytes] = field(default_factory=list)
-    """Changes of the open snapshot; the last of them stands at ``seqno``."""
+    """Changes of the open snapshot; the last of them is at ``seqno``."""
     held_bytes: int = 0
     seqno: int = 0
     is_whole: bool = True
-    """What has come is the whole snapshot."""
+    """Whether all of the snapshot has come."""
     waiting: list[Frame] = field(default_factory=list)
-    """What came before its branch is known."""
+    """Frames that came before their branch is known."""
 
     @property
     def is_accepted(self) -> bool:
@@ -109,8 +108,9 @@ class _UprStream:
 
 
 def _is_of_flush(log: bytes, before: bytes | None) -> bool:
-    """Whether the newest branch of a log is the one that a flush began, and none came after it: a flush makes
-    a branch at 0, and of the others it leaves only older ones.
+    """Whether the newest branch of a log is the one that a flush began.
+
+    A flush makes a branch at 0, so all others must be known from before.
     """
     newest, *others = decode_failover_log(log)
     known = set() if before is None else {vb_uuid for vb_uuid, _ in decode_failover_log(before)}
@@ -131,8 +131,9 @@ class UprTranslation(DcpTranslation, ABC):
         group: str,
         for_replica: bool = False,
     ) -> None:
-        """What is said in DCP goes to the end of ``made``, what is to be sent in the draft to ``send``; by
-        ``group`` the producer's operators recognise the streams.
+        """``made`` gets the messages in DCP, ``send`` what is to be sent in the draft.
+
+        The producer's operators recognise the streams by ``group``.
         """
         self._made = made
         self._send = send
@@ -141,7 +142,7 @@ class UprTranslation(DcpTranslation, ABC):
         self._for_replica = for_replica
         self._open: dict[int, _UprStream] = {}
         self._log_of: dict[int, _UprStream] = {}
-        """Opaques of requests for a log, and the stream that it is for."""
+        """Opaques of requests for a log, and the stream that each is for."""
         self._held_bytes = 0
         self._waiting_bytes = 0
 
@@ -187,7 +188,7 @@ class UprTranslation(DcpTranslation, ABC):
     def _log_request(self, vbucket: int, opaque: int) -> Message: ...
 
     def forget(self, opaque: int) -> None:
-        """Forget a stream; nothing more is said of it."""
+        """Forget a stream; nothing more is passed on of it."""
         stream = self._open.pop(opaque, None)
         if stream is not None:
             self._held_bytes -= stream.held_bytes
@@ -226,7 +227,7 @@ class UprTranslation(DcpTranslation, ABC):
 
     @abstractmethod
     def _log(self, frame: Frame) -> bytes | int:
-        """The failover log in an answer, or the status instead of it."""
+        """The failover log in an answer, or the status if there is none."""
 
     @abstractmethod
     def _answer_came(self, stream: _UprStream, message: Message) -> None: ...
@@ -297,7 +298,7 @@ class UprTranslation(DcpTranslation, ABC):
         message: UprADeletion | UprAExpiration | UprBDeletion | UprBExpiration,
         made: type[DcpDeletion | DcpExpiration],
     ) -> None:
-        """The drafts don't say when it happened."""
+        """Pass on a deletion or expiration; the drafts don't say when it happened."""
         removal = made(
             by_seqno=message.by_seqno,
             rev_seqno=message.rev_seqno,
@@ -314,7 +315,7 @@ class UprTranslation(DcpTranslation, ABC):
         if seqno <= stream.seqno:
             raise MalformedMessage(f"item {seqno} follows item {stream.seqno}", Status.ERANGE)
         if stream.held and (stream.held_bytes > HELD_BYTES or self._held_bytes > ALL_HELD_BYTES):
-            # the snapshot goes on: all that is held but this one is told, as far as it is known to go
+            # the snapshot goes on, up to this change at least: pass on what is held
             self._pass_on(stream, seqno)
         stream.held.append(change)
         stream.held_bytes += len(change)
@@ -335,8 +336,10 @@ class UprTranslation(DcpTranslation, ABC):
         stream.exact = stream.seqno
 
     def _pass_on(self, stream: _UprStream, end: int) -> None:
-        """Say what is held, as part of a snapshot that goes up to ``end``. The drafts don't tell where it
-        comes from; a replica has to know what may be a backfill, which lacks purged deletions.
+        """Pass on what is held, as part of a snapshot that goes up to ``end``.
+
+        The drafts don't say where it comes from; a replica has to know what may be a backfill, which lacks
+        purged deletions.
         """
         is_disk = self._for_replica and not stream.exact
         self._say_marker(stream.opaque, stream.vbucket, stream.exact + 1, end, is_disk=is_disk)
@@ -349,7 +352,7 @@ class UprTranslation(DcpTranslation, ABC):
         stream.held.clear()
 
     def _flushed(self, stream: _UprStream) -> None:
-        """All is gone, what is held too; the stream goes on with a new branch from 0."""
+        """Everything is gone, what is held too; the stream goes on with a new branch from 0."""
         self._drop_held(stream)
         stream.exact = stream.seqno = 0
         self._say_flush(stream.opaque, stream.vbucket)
@@ -359,12 +362,12 @@ class UprTranslation(DcpTranslation, ABC):
 
     def _ended(self, stream: _UprStream, status: int) -> None:
         if status == StreamEndStatus.OK:
-            self._snapshot_ended(stream)  # nothing more comes, so it is whole
+            self._snapshot_ended(stream)  # nothing more comes, so it is complete
         self.forget(stream.opaque)
         self._say_end(stream.opaque, stream.vbucket, status)
 
     def _has_state(self, stream: _UprStream, state: int) -> None:
-        """The producer says which state the vbucket has from now on; a reader has no use for that."""
+        """The producer says which state the vbucket has from now on; a reader ignores that."""
         if not self._for_replica:
             return
         if stream.held or stream.exact < stream.seqno:
@@ -378,7 +381,7 @@ class UprTranslation(DcpTranslation, ABC):
 
 
 class UprATranslation(UprTranslation):
-    """Draft A: one response for everything that is not OK and no rollback; no datatypes."""
+    """Draft A: one response for everything that is neither OK nor a rollback; no datatypes."""
 
     DIALECT = UPR_A
 
@@ -392,7 +395,7 @@ class UprATranslation(UprTranslation):
         match UPR_A.decode(frame, Direction.TO_RECEIVER):
             case UprAFailoverLog() as message:
                 return message.value
-            case UprAOk():  # no entry (A8): a branch that has no name
+            case UprAOk():  # no entry (A8): a branch without a vb_uuid
                 return encode_failover_log([(0, 0)])
             case _:
                 return int(Status.NOT_MY_VBUCKET)
@@ -411,7 +414,7 @@ class UprATranslation(UprTranslation):
     def _message(self, stream: _UprStream, message: Message) -> None:
         match message:
             case UprAMutation():
-                # the dialect has no datatypes; servers find out in the same way for plain writers
+                # the draft has no datatypes; servers find them out the same way for plain writers
                 self._mutation(stream, message, int(Datatype.JSON) if is_json(message.value) else 0)
             case UprADeletion():
                 self._removal(stream, message, DcpDeletion)
