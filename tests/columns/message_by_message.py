@@ -1,8 +1,8 @@
 """A second decoder of DCP changes, written from the documents: plain struct, one message at a time.
 
-It shares no code with the columns that it is compared with, nor with `wire`; numbers stand here as they do in
-`docs/spec/dcp.md`. Beside it a source of buffers: every kind of frame, well-formed or broken, with values
-that hold forged frames.
+It shares no code with the columns that it is compared with, nor with `wire`; numbers are as in
+`docs/spec/dcp.md`. It also makes test buffers: every kind of frame, well-formed or broken, with values that
+hold forged frames.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Decoded:
 def decode(
     data: bytes, *, collections: Mapping[int, tuple[str, str]] | None = None, limit: int = LIMIT
 ) -> Decoded:
-    """Everything at the start of a buffer, up to the first frame that is broken or not whole."""
+    """Everything at the start of a buffer, up to the first frame that is broken or incomplete."""
     decoded = Decoded()
     at = 0
     while len(data) - at >= 24:
@@ -143,7 +143,7 @@ def _collection(key: bytes) -> tuple[int, bytes]:
 
 
 def finish(row: dict[str, Any], names: Mapping[int, tuple[str, str]], bucket: str) -> dict[str, Any]:
-    """A row as the columns show it: inflated, xattrs apart, names instead of numbers."""
+    """A row as the columns show it: inflated, xattrs split off, names instead of numbers."""
     value, datatype, xattrs = row["value"], row["datatype"], None
     if value and datatype & 2:
         size = shift = at = 0

@@ -1,4 +1,4 @@
-"""The columns: types, nulls, and what is undone on the way."""
+"""The columns: types, nulls, and what is decoded."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_collections_have_names() -> None:
 
 
 def test_one_collection_for_all_rows() -> None:
-    """It need not have a name while none of its rows is wanted: it may have been dropped since."""
+    """It needs no name while none of its rows are wanted: it may have been dropped meanwhile."""
     data = b"".join(plain.mutation(n, b"\x08key") for n in range(1, 4))
     frames = scan(data, collections=True)
     context: dict[str, Any] = {"vb_uuid": 1, "snapshot_start": 1, "snapshot_end": 9}
@@ -224,7 +224,7 @@ def test_a_batch_does_not_depend_on_the_buffer() -> None:
     before = batch.to_pylist()
     received[:] = bytes(len(received))
     assert batch.to_pylist() == before
-    received.clear()  # refused while something still looks at it
+    received.clear()  # raises while something still holds a view of it
 
 
 def test_decode_raises_what_scan_reports() -> None:
@@ -233,7 +233,7 @@ def test_decode_raises_what_scan_reports() -> None:
 
 
 def test_keys_and_values_of_every_length() -> None:
-    """Around 12 bytes Arrow's views change their form; the last value may end with the buffer."""
+    """At 12 bytes Arrow's views change their form; the last value may end with the buffer."""
     changes = [plain.mutation(n + 1, b"k" * (n + 1), bytes(range(n))) for n in range(40)]
     for count in range(1, 41):
         batch = decode(b"".join(changes[:count])).batch
@@ -242,7 +242,7 @@ def test_keys_and_values_of_every_length() -> None:
 
 
 def test_batches_survive_ipc() -> None:
-    """Columns of one word share memory; what is written is only what belongs to the batch."""
+    """Columns of one word share memory; only what belongs to the batch is written."""
     batch = decode(b"".join(plain.mutation(n, b"key", b"value") for n in range(1, 6))).batch
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA) as writer:

@@ -71,7 +71,7 @@ def compare_random_buffers(seeds: range) -> None:
     rows = errors = 0
     for seed in seeds:
         collections = seed % 2 == 1
-        # A changed byte may lie in a compressed value or name another collection: compare what was framed.
+        # A changed byte may be in a compressed value or name another collection: compare what was framed.
         hostile = seed % 4 < 2
         buffers = plain.Buffers(seed, collections=collections, hostile=hostile)
         frames = check(buffers.buffer(seed % 23 + 1), collections=collections, contents=not hostile)

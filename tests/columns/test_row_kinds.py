@@ -1,4 +1,4 @@
-"""One module knows what kinds of rows there are; the others ask it."""
+"""Only one module knows what kinds of rows there are; the others use it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tailrace.spark.source.options import OPTIONS
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "tailrace"
 HOMES = ("spark/source/options.py",)
-"""Read where nothing heavy is imported yet; compared with `row_kinds` below."""
+"""Modules with their own words, as they must not import anything heavy; compared with `row_kinds` below."""
 
 
 def rows_of_all_kinds() -> pa.Table:

@@ -64,7 +64,7 @@ MALFORMED = {
 
 
 def refused(bad: bytes) -> RemoteProtocolError:
-    """The error of a scan that delivers what comes before the bad frame, and nothing of it or behind it."""
+    """The error of a scan that delivers what comes before the bad frame, and nothing from it on."""
     noop = plain.frame(0x5C)
     frames = scan(GOOD + noop + bad + GOOD)
     assert frames.used == len(GOOD + noop)
@@ -90,7 +90,7 @@ def test_too_large(bad: bytes) -> None:
     error = refused(bad)
     assert isinstance(error, FrameTooLarge)
     assert error.limit == MAX_FRAME
-    # Known from the header alone, before the body is there.
+    # Known from the header alone, before the body has come.
     assert isinstance(scan(bad[:24]).error, FrameTooLarge)
     assert scan(bad[:23]).error is None
 
@@ -115,7 +115,7 @@ def test_the_limit_is_the_callers() -> None:
 
 
 def test_wire_takes_what_scan_takes() -> None:
-    """Changes with any fields: a row exactly where the message decoder is content."""
+    """Changes with any fields: a row exactly if the message decoder accepts it."""
     rng = random.Random(3)
     taken = 0
     for _ in range(4000):

@@ -66,7 +66,7 @@ def test_large_buffers_are_walked_in_lockstep(value_size: int, monkeypatch: pyte
 
 @pytest.mark.parametrize("seed", range(8))
 def test_forged_frames_do_not_mislead(seed: int) -> None:
-    """Among 3,000 small frames stand large values that are nothing but forged frames."""
+    """Among 3,000 small frames are large values that consist of forged frames."""
     rng = random.Random(seed)
     frames = []
     for _ in range(3000):
@@ -88,7 +88,7 @@ def test_forged_frames_do_not_mislead(seed: int) -> None:
 
 
 def test_a_forged_chain_that_fills_all_the_rest() -> None:
-    """One value of 1 MiB of forged frames behind many small ones: every guess is wrong."""
+    """One value of 1 MiB of forged frames after many small ones: every guess is wrong."""
     rng = random.Random(1)
     small = b"".join(plain.mutation(1, b"k", b"") for _ in range(40))
     data = octets(small + plain.mutation(1, b"k", forged(rng, 1 << 20)) + small)
@@ -105,7 +105,7 @@ def test_frames_of_nothing_between_large_ones() -> None:
 
 
 def test_a_long_lane_does_not_keep_the_others_walking() -> None:
-    """Also where there are few: what one of them has left is less work than a step of all."""
+    """Not even if there are few: finishing one of them is less work than a step of all."""
     data = octets(b"".join(plain.mutation(1, b"key", bytes(500)) for _ in range(1000)))
     starts = walk.plain_walk(data)
     lanes = np.concatenate(
@@ -123,7 +123,7 @@ def test_a_long_lane_does_not_keep_the_others_walking() -> None:
     "others", [[], [3999], [2000], [100, 101], [32], [33], [34], [0], list(range(0, 4000, 97))]
 )
 def test_frames_of_one_size(others: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are found without a guess; the first one of another size ends that, and nothing is missed."""
+    """They are found without guessing, up to the first one of another size, and nothing is missed."""
     rng = random.Random(4)
     frames = [plain.mutation(1, b"key", rng.randbytes(100)) for _ in range(4000)]
     for other in others:
@@ -144,7 +144,7 @@ def test_frames_of_one_size(others: list[int], monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("off", [0, 1, 17])
 @pytest.mark.parametrize("before", [33, 40, 1999])
 def test_equal_frames_forged_in_a_value(before: int, off: int) -> None:
-    """A value goes on as the frames around it do, in their very rhythm or a little off."""
+    """A value continues the frames around it, at exactly their spacing or slightly off."""
     frame = plain.mutation(1, b"key", bytes(76))
     overhead = len(plain.mutation(1, b"key"))
     value = (frame * 700)[overhead + off :]

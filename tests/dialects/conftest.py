@@ -10,6 +10,6 @@ from tailrace.testing.running import RunningNode
 
 @pytest.fixture
 def node() -> Iterator[RunningNode]:
-    """A node with few vbuckets that answers at once and waits for nothing."""
+    """A node with few vbuckets that answers immediately and waits for nothing."""
     with tailrace.testing.node(vbuckets=16) as node:
         yield node

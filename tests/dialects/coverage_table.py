@@ -95,9 +95,9 @@ class Row:
     declared: str
     node_tests: tuple[str, ...]
     reader_tests: tuple[str, ...]
-    """Those of `tests/client`: what our reader sends and receives."""
+    """The tests of `tests/client`: what our reader sends and receives."""
     why_no_reader: str
-    """Why our reader has nothing to do with it; empty if it has."""
+    """Why our reader has nothing to do with it; empty if it does."""
 
 
 def required() -> dict[str, str]:
@@ -123,7 +123,7 @@ def required() -> dict[str, str]:
 
 @cache
 def covered() -> dict[str, list[str]]:
-    """Ids and the tests that carry them, read from the sources: nothing has to be run."""
+    """Ids and the tests that are marked with them, read from the sources: nothing has to be run."""
     tests: dict[str, list[str]] = {}
     for path in sorted(_TESTS.rglob("test_*.py")):
         for node in ast.walk(parse(path.read_text())):
@@ -173,7 +173,7 @@ def _sources() -> dict[str, str]:
 
 @cache
 def implemented(declared: str) -> tuple[str, ...]:
-    """The modules that act on a message or flag: those that name it, or else the table that it stands in."""
+    """The modules that act on a message or flag: those that name it, or else the table that it is in."""
     for name in (declared, declared.partition(".")[0]):
         pattern = re.compile(rf"\b{re.escape(name)}\b")
         if paths := tuple(path for path, text in _sources().items() if pattern.search(text)):

@@ -1,6 +1,6 @@
 """A plain socket that speaks in packets, and readers of each dialect built on it with `struct` only.
 
-Nothing here uses the package's own wire code, so that a mistake in it can't hide on both sides.
+Nothing here uses the package's own wire code, so a mistake in it can't hide on both sides.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Peer:
         return self.next()
 
     def is_silent(self) -> bool:
-        """Nothing has come that was sent before the answer to a no-op."""
+        """Whether nothing was sent before the answer to a no-op."""
         answer = self.ask(packet(0x80, 0x0A, opaque=0xFFFF_FFFE))
         return answer.magic == 0x81 and answer.opcode == 0x0A and answer.opaque == 0xFFFF_FFFE
 
@@ -170,7 +170,7 @@ class Peer:
 
 
 def until(condition: Callable[..., Any], what: str = "it") -> None:
-    """Wait for something that must become true; the limit only ends a broken run."""
+    """Wait for something to become true; the limit only ends a broken run."""
     deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen"
@@ -238,7 +238,7 @@ class Upr:
 
 @dataclass
 class UprReader:
-    """Keeps a map of one vbucket by a draft: documents with their metadata, positions, and the rules."""
+    """Keeps a map of one vbucket in a draft: documents, their metadata, positions; checks the rules."""
 
     draft: Upr
     vbucket: int
@@ -282,7 +282,7 @@ class UprReader:
             pass
 
     def read_to(self, peer: Peer, seqno: int) -> None:
-        """Up to the end of the snapshot that holds this seqno."""
+        """Read up to the end of the snapshot that holds this seqno."""
         while self.committed < seqno:
             self.take(peer.next())
 
@@ -420,7 +420,7 @@ class TapReader:
         return self._words
 
     def read(self, word: str, vbucket: int | None = None) -> Packet:
-        """Up to a message (of a vbucket)."""
+        """Read up to a message (of a vbucket)."""
         while True:
             packet = self.next()
             if self.words()[-1] == word and vbucket in (None, packet.half):
@@ -431,6 +431,6 @@ class TapReader:
             self.next()
 
     def read_all(self) -> None:
-        """Up to the end of the connection."""
+        """Read up to the end of the connection."""
         while self.take() is not None:
             pass

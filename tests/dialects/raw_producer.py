@@ -1,4 +1,4 @@
-"""A producer of both UPR drafts that a node dials, built with `struct` only; a test says what it says."""
+"""A producer of both UPR drafts that a node dials, built with `struct` only; a test tells it what to send."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Connection(Peer):
                 self.send(packet(0x81, asked.opcode, value=value, opaque=asked.opaque))
 
     def request(self) -> Packet:
-        """The node's next request; a sign of life is given when it is asked for."""
+        """The node's next request; requests for a sign of life are answered."""
         while (asked := self.next()).opcode == NOOP:
             self.send(packet(0x81, NOOP, opaque=asked.opaque))
         return asked
@@ -75,7 +75,7 @@ class Connection(Peer):
         return before, stream, after
 
     def open(self, log: list[tuple[int, int]] | None = None) -> tuple[int, int, int, int]:
-        """Accept a stream on this log; what was asked for: start, end, uuid, high seqno."""
+        """Accept a stream on this log; returns what was asked for: start, end, uuid, high seqno."""
         before, stream, after = self.requested()
         self.answer_log(before, log)
         self.say("ok", "begin")
@@ -99,7 +99,7 @@ class Connection(Peer):
             self.send(packet(0x81, 0x50, value=value, half=0x23, opaque=self.opaque))
 
     def say(self, *words: str) -> None:
-        """Messages without anything to them."""
+        """Messages without a body."""
         self.send(b"".join(self.word(frame) for frame in words))
 
     def word(self, word: str, **header: Any) -> bytes:
@@ -136,7 +136,7 @@ class Connection(Peer):
         return packet(0x80, 0x56, extras, key, value, **header)
 
     def snapshot(self, first: int, last: int) -> bytes:
-        """A whole one: a document for each seqno."""
+        """A whole snapshot: a document for each seqno."""
         changes = [self.mutation(b"k%d" % seqno, seqno) for seqno in range(first, last + 1)]
         return b"".join([self.word("start"), *changes, self.word("end")])
 

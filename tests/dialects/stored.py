@@ -10,8 +10,9 @@ from tailrace.testing.running import RunningNode
 
 
 def documents_of(node: RunningNode, number: int, *, deletions: bool = False) -> dict[bytes, Any]:
-    """A vbucket's documents by key: value, CAS, rev, flags, expiry. With ``deletions`` also tombstones, by
-    their CAS and rev.
+    """A vbucket's documents by key: value, CAS, rev, flags, expiry.
+
+    With ``deletions`` also tombstones, with their CAS and rev.
     """
 
     def read(inner: Node) -> dict[bytes, Any]:
@@ -50,7 +51,7 @@ def without_empty(documents: dict[int, Any]) -> dict[int, Any]:
 
 
 def write_for_newer_readers(node: RunningNode) -> None:
-    """Much that older readers do not get, around one document that they do."""
+    """Write much that older readers do not get, around one document that they do."""
 
     def write(inner: Node) -> None:
         vbucket = inner.buckets["default"].store.vbuckets[1]

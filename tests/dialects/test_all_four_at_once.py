@@ -1,4 +1,4 @@
-"""One node consumes all four dialects and produces all four, at once, on one port and of the same data."""
+"""One node consumes and produces all four dialects together, on one port and with the same data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same operations read in all four dialects, by readers that share nothing but `struct`: equal maps."""
+"""The same operations read in all four dialects, by readers that share only `struct`, give equal maps."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RawDcpReader:
         held = self.documents.setdefault(number, {})
         if packet.magic == 0x81:
             if packet.half == 0x23:
-                # only ever to what this reader has whole, here the beginning
+                # only ever to what this reader has completely, here the beginning
                 self.documents[number] = {}
                 self.position.pop(number, None)
                 self.uuids.pop(number, None)
@@ -123,7 +123,7 @@ class Readers:
         peer.send(draft.log_request(number, opaque=number))
 
     def read(self) -> None:
-        """Until all four have what the node has."""
+        """Read until all four have what the node has."""
         expected = all_documents(self.node)
         deadline = time.monotonic() + 2 * TIMEOUT_S
         for peer in self.peers:
@@ -212,7 +212,7 @@ def operate(node: RunningNode, rng: random.Random, count: int) -> None:
 
 
 def run(node: RunningNode, seed: int, rounds: int, operations: int) -> list[str]:
-    """Operate, let something happen, read, and again; what happened."""
+    """Operate, let something happen, read, and repeat; returns what happened."""
     rng = random.Random(seed)
     happened = []
     readers = Readers(node)
@@ -228,7 +228,7 @@ def run(node: RunningNode, seed: int, rounds: int, operations: int) -> list[str]
             readers.close()
             node.persist()
             if what == "kill":
-                operate(node, rng, operations // 4)  # what of this is lost, nobody was promised
+                operate(node, rng, operations // 4)  # none of this is promised: it may be lost
                 node.kill()
                 node.start()
             else:

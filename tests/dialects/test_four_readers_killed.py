@@ -1,5 +1,6 @@
-"""The same operations read by our own reader in all four dialects, from a node process that is killed with
-``kill -9`` in the middle: four equal maps, which are what the node holds.
+"""Our own reader in all four dialects, on a node process that is killed with ``kill -9`` in the middle.
+
+The same operations give four equal maps, which are what the node holds.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def operate(kv: Any, rng: Any, count: Any) -> None:
 
 
 def held_by(kv: Any) -> Any:
-    """What the node has, from its own mouth."""
+    """What the node says that it has."""
     documents = {}
     for number in range(KEYS):
         key = b"k%d" % number
@@ -151,7 +152,7 @@ def run(node: Any, rng: Any, operations: Any, kills: Any) -> None:
         behind, since = None, time.monotonic()
         while states := [follower.state() for follower in followers if follower.state() != expected]:
             assert not [follower.error for follower in followers if follower.error], "a reader gave up"
-            if states != behind:  # as long as something happens, there is patience
+            if states != behind:  # keep waiting while something happens
                 behind, since = states, time.monotonic()
             assert time.monotonic() < since + 60, {
                 follower.name: len(set(follower.state().items()) ^ set(expected.items()))

@@ -145,7 +145,7 @@ def test_only_the_listed_vbuckets(node: RunningNode, reader: TapReader) -> None:
 
 
 def test_a_replica_that_was_active_a_moment_ago_is_silent() -> None:
-    """Its reader may not have the new map yet, and would stay with it."""
+    """Its reader may not have the new map yet, and would stay with this node."""
     with RunningNode(2, settings={"former_active_silence": 60}) as node, Peer(node) as peer:
         reader = TapReader(peer)
         node.set("before", b"v", vbucket=0)
@@ -329,7 +329,7 @@ def test_a_reader_asks_for_time(strict: RunningNode, status: int) -> None:
         items = [reader.next() for _ in range(25)]
         reader.acks = True
         refused = items[21]
-        reader.documents[1].clear()  # as if none of the later ones had been taken either
+        reader.documents[1].clear()  # as if none of the later ones had been accepted either
         taken = {packet.tap_key for packet in items[:21]}
         reader.ack(refused, status)
         again = reader.next()
@@ -346,7 +346,7 @@ def test_an_error_ends_the_connection_and_strange_answers_do_not(
     fill(node, 3)
     reader.connect(b"node1", ACK)
     reader.read_until(lambda: reader.words().count("opaque 8") == 16)
-    reader.peer.send(packet(0x81, 0x41, opaque=999_999))  # nobody waits for it
+    reader.peer.send(packet(0x81, 0x41, opaque=999_999))  # no message has that number
     reader.peer.send(packet(0x81, 0x41, opaque=0))
     reader.peer.send(packet(0x81, 0x0A))  # an answer to a no-op is allowed
     node.set("k", b"v")
@@ -362,7 +362,7 @@ def test_silence_is_filled_with_noops() -> None:
         assert [reader.next().opcode for _ in range(3)] == [0x0A] * 3
         node.set("k", b"v", vbucket=0)
         reader.read("mutation")
-        assert reader.number == 1  # they have no place in the sequence
+        assert reader.number == 1  # no-ops have no place in the sequence
 
 
 def test_a_reader_that_never_acknowledges_is_given_up() -> None:
@@ -404,7 +404,7 @@ def test_checkpoints_are_told_as_real_servers_do(node: RunningNode, reader: TapR
 
 
 def test_a_checkpoint_tells_the_highest_rev_of_a_deletion(node: RunningNode, reader: TapReader) -> None:
-    """A document that comes back at the reader goes on from there."""
+    """A document that comes back at the reader continues from that rev."""
     for number in range(3):
         node.set("gone", b"%d" % number, vbucket=3)
     node.delete("gone", vbucket=3)  # the fourth change
@@ -601,7 +601,7 @@ def test_a_registered_reader_is_told_to_empty_a_vbucket_also_after_a_restart(nod
 
 
 def test_readers_that_are_away_are_small() -> None:
-    """A thousand of them, each with a place in all of 1,024 vbuckets, fit into a few tens of megabytes."""
+    """A thousand of them, each with a place in all of 1,024 vbuckets, fit into a few dozen megabytes."""
     with tailrace.testing.node(vbuckets=1024) as node:
         for number in range(0, 1024, 3):
             node.set("k", b"v" * number, vbucket=number)

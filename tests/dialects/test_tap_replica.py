@@ -54,7 +54,7 @@ def test_a_mutation_is_stored_with_its_metadata(node: RunningNode, peer: Peer) -
     sent = mutation(b"k", b'{"a":1}', 7, 0x1234, vbucket=5, item=(0xAABB, later))
     assert is_ok(peer.ask(sent))
     assert documents_of(node, 5) == {b"k": (b'{"a":1}', 0x1234, 7, 0xAABB, later)}
-    assert node.get("k", vbucket=5) == {"a": 1}  # what it is was found out
+    assert node.get("k", vbucket=5) == {"a": 1}  # its datatype was found out
 
 
 def test_no_answer_without_the_flag(node: RunningNode, peer: Peer) -> None:
@@ -88,7 +88,7 @@ def test_messages_from_before_there_were_revs(node: RunningNode, peer: Peer) -> 
     assert is_ok(peer.ask(tap_push(0x42, vbucket, b"mykey")))
     assert node.get("mykey", vbucket=vbucket) is None
     assert documents_of(node, vbucket, deletions=True)[b"mykey"][1] == 3
-    assert is_ok(peer.ask(tap_push(0x42, vbucket, b"never")))  # what is not there is deleted already
+    assert is_ok(peer.ask(tap_push(0x42, vbucket, b"never")))  # what is not there counts as deleted
     assert b"never" not in documents_of(node, vbucket, deletions=True)
 
 
@@ -302,7 +302,7 @@ def test_flush_drops_everything(node: RunningNode, peer: Peer) -> None:
     assert documents_of(node, 2).keys() == {b"after"}
 
 
-# The document's packets, as they stand there.
+# The document's packets, as drawn there.
 
 
 def test_the_packets_of_the_document() -> None:
@@ -391,10 +391,10 @@ def test_a_flush_goes_on_with_a_lower_ttl_until_nothing_is_left(node: RunningNod
         assert other.is_silent()
         assert is_ok(peer.ask(tap_push(0x43, 0, ttl=7)))
         assert reader.read("flush").ttl == 6
-        assert is_ok(peer.ask(tap_push(0x43, 0, ttl=7)))  # already empty: nothing to do, nothing to tell
+        assert is_ok(peer.ask(tap_push(0x43, 0, ttl=7)))  # already empty: nothing to do or to pass on
         node.set("k", b"v", vbucket=2)
         assert TapReader.next(reader).opcode == 0x41
-        assert is_ok(peer.ask(tap_push(0x43, 0, ttl=1)))  # comes no further than here
+        assert is_ok(peer.ask(tap_push(0x43, 0, ttl=1)))  # goes no further than here
         node.set("l", b"v", vbucket=2)
         assert reader.read("mutation").tap_key == b"l"
         assert reader.words().count("flush") == 1

@@ -77,7 +77,7 @@ def test_a_replica_is_equal(flags: int) -> None:
 
 
 def test_documents_that_counted_on_from_the_highest_rev() -> None:
-    """A client may give that to a document, and its replicas were never equal again."""
+    """A client may give a document the highest rev, and its replicas were never equal again."""
     with nodes(2) as (source, target):
         make_replica(target)
         with Wire(source.port) as client:
@@ -160,7 +160,7 @@ def test_a_ring_of_three_ends_equal_and_silent() -> None:
                     assert peer.is_silent()
             return not any(unacked(node) for node in ring)
 
-        # silent: whatever was on its way has arrived, and nobody has anything to add
+        # silent: whatever was on its way has arrived, and no node has anything to add
         until(is_still)
         before, moved = seqnos(), [relay.moved for relay in relays]
         for node in ring:
@@ -182,7 +182,7 @@ def state_of(node: RunningNode, number: int) -> int | None:
 
 @pytest.mark.covers("tap.connect.flag.0x08", "tap.vbucket-set")
 def test_vbuckets_move_under_writers() -> None:
-    """No acknowledged write is lost, and at no time are there two active ones."""
+    """No acknowledged write is lost, and there are never two active ones."""
     with nodes(2) as (source, target):
         moving = [1, 4]
         for number in moving:

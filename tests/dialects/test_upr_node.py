@@ -112,7 +112,7 @@ def test_a_reader_of_a_lost_branch_rolls_back_and_retries(node: RunningNode, dra
         answer = peer.ask(draft.request(1, start=6, uuid=old))
         assert draft.word(answer) == "rollback"
         assert (answer.extras_length, answer.body) == (0, (4).to_bytes(8, "big"))
-        # asking for exactly that seqno is granted, so that a reader never loops
+        # asking for exactly that seqno is granted, so a reader never loops
         peer.send(draft.request(1, start=4, uuid=old))
         reader = UprReader(draft, 1, _seqno=4)
         reader.read_to(peer, 5)
@@ -231,7 +231,7 @@ def test_flush_is_a_message_and_the_stream_goes_on(node: RunningNode, draft: Upr
         reader.read_to(peer, 1)
         assert reader.documents == documents_of(node, 2)
         assert "over-state" not in reader.words
-    with Peer(node) as peer:  # who was away is rolled back to 0
+    with Peer(node) as peer:  # a reader that was away is rolled back to 0
         answer = peer.ask(draft.request(2, start=8, uuid=old))
         assert (draft.word(answer), answer.body) == ("rollback", bytes(8))
 
@@ -452,7 +452,7 @@ def test_the_conversation_of_draft_a_byte_for_byte(node: RunningNode) -> None:
     _as_replica(node, 12, 0x3C58A, [mutation], seqno)
     request = SEED["upr-a.stream-request.corrected"]
     with Peer(node) as peer:
-        # a reader that claims what nobody has is told to go back; then the request as it is drawn
+        # a reader that claims what no node has is told to go back; then the request as it is drawn
         ahead = request[:24] + (0x45A9).to_bytes(8, "big") + request[32:]
         answer = peer.ask(ahead)
         assert answer.raw[:24] == SEED["upr-a.response.rollback.corrected"][:24]
@@ -600,7 +600,7 @@ def test_flush_reaches_a_stream_that_waits_for_its_turn_to_be_read(draft: Upr) -
             # In this order, so that those that wait are flushed before the one that is read.
             peer.send(b"".join(draft.request(number, opaque=number) for number in reversed(readers)))
 
-            def are_under_way() -> bool:  # all of them: who asks after the flush does not hear of it
+            def are_under_way() -> bool:  # all of them: a stream requested after the flush is not told of it
                 words = [reader.words for reader in readers.values()]
                 return any("mutation" in word for word in words) and all("begin" in word for word in words)
 

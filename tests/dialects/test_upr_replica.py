@@ -1,4 +1,4 @@
-"""Nodes that keep replicas by UPR, draft A and B: of another node, and of a producer that a test plays."""
+"""Nodes that keep replicas by UPR, draft A and B: of another node, or of a producer played by the test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ both = pytest.mark.parametrize("draft", [A, B], ids=["a", "b"])
 
 @pytest.fixture(autouse=True)
 def _soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What broke off is tried again without much of a pause."""
+    """Whatever breaks off is retried without much of a pause."""
     monkeypatch.setattr("tailrace.server.replication._RETRY_S", 0.02)
 
 
@@ -35,12 +35,12 @@ def store_of(node: RunningNode, number: int) -> Any:
 
 
 def complete(node: RunningNode, number: int = 0) -> int:
-    """How far the vbucket can be trusted."""
+    """The seqno up to which the vbucket can be trusted."""
     return int(store_of(node, number).complete_seqno)
 
 
 def is_equal(active: RunningNode, replica: RunningNode, number: int) -> bool:
-    """Documents with all that belongs to them, tombstones, the branches, and where it stands."""
+    """Documents with all that belongs to them, tombstones, branches and seqnos."""
     return (
         active.high_seqno(number) == replica.high_seqno(number) == complete(replica, number)
         and documents_of(active, number, deletions=True) == documents_of(replica, number, deletions=True)
@@ -53,7 +53,7 @@ def until_equal(active: RunningNode, replica: RunningNode, number: int = 0) -> N
 
 
 def figures(node: RunningNode) -> list[dict[str, Any]]:
-    """Of the node's own connections to producers."""
+    """The figures of the node's own connections to producers."""
 
     def read(inner: Node) -> list[dict[str, Any]]:
         links = inner.replication["default"]._links.values()
@@ -280,7 +280,7 @@ def test_nothing_is_read_while_the_disk_does_not_keep_up(draft: Upr) -> None:
         until_equal(active, replica)
 
 
-# a producer that is played
+# a producer played by the test
 
 
 @pytest.fixture
@@ -298,7 +298,7 @@ def producer(draft: Upr) -> Iterator[RawProducer]:
 
 
 def begin(replica: RunningNode, producer: RawProducer, **options: Any) -> Connection:
-    """An order, and the node's connection with its first stream open."""
+    """Give an order; returns the node's connection with its first stream open."""
     replica.replicate([0], producer, dialect=producer.draft.name, **options)  # type: ignore[arg-type]  # it has a port too
     connection = producer.accept()
     assert connection.open() == (0, NEVER, 0, 0)
@@ -351,7 +351,7 @@ def test_of_a_snapshot_that_breaks_off_nothing_is_kept(
     first.send(first.word("start") + b"".join(changes))
     until(lambda: replica.high_seqno(0) > 20, "the beginning of a large snapshot is stored")
     assert complete(replica) == 5
-    with Peer(replica) as peer:  # who reads the replica sees that it is in the middle of something
+    with Peer(replica) as peer:  # readers of the replica see that it is in the middle of a snapshot
         reader = UprReader(draft, 0)
         peer.send(draft.request(0))
         while reader._seqno < 20:
@@ -411,7 +411,7 @@ def test_a_promotion_in_the_middle_of_a_snapshot_keeps_the_last_whole_one(
 def test_who_promotes_a_replica_does_not_know_which_deletions_it_never_got(
     replica: RunningNode, producer: RawProducer, draft: Upr
 ) -> None:
-    """A producer may have purged them before: what it sent from the beginning is good as a whole only."""
+    """A producer may have purged them before: what it sent from the beginning is only good as a whole."""
     connection = begin(replica, producer)
     connection.say("start")
     connection.send(connection.mutation(b"a", 2) + connection.mutation(b"b", 7))
@@ -508,7 +508,7 @@ def test_a_stream_that_ended_is_asked_for_again(
     connection.say("start")
     connection.send(connection.mutation(b"unfinished", 9))
     connection.say(word)
-    # after OK nothing more comes, so what came is whole; after anything else it is not
+    # after OK nothing more comes, so what came is complete; after anything else it is not
     at = 9 if word == "over-ok" else 4
     assert connection.open() == (at, NEVER, UUID, 0)
     assert replica.high_seqno(0) == at
@@ -716,7 +716,7 @@ def test_the_highest_numbers_are_taken_and_others_follow_them(
 def test_a_value_that_is_not_what_its_datatype_says(
     replica: RunningNode, producer: RawProducer, draft: Upr, datatype: int, value: bytes
 ) -> None:
-    """It would end the stream of every reader who wants it in another form."""
+    """It would end the stream of every reader that wants it in another form."""
     first = begin(replica, producer)
     first.send(first.snapshot(1, 3) + first.word("start"))
     first.send(first.mutation(b"bad", 4, value, byte_5=datatype) + first.word("end"))

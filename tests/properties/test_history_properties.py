@@ -1,13 +1,14 @@
 """The rollback rule against a world that knows nothing of it.
 
-The second formulation: copies of a vbucket hold *changes* (branch, seqno, key), fail over, lose suffixes,
-purge tombstones. A reader streams snapshots from them with deduplication, breaks off anywhere, and goes on
-with any other copy. The world replays changes; it never compares failover logs. It asks at each step:
+Here the rule is stated a second time. Copies of a vbucket hold *changes* (branch, seqno, key), fail over,
+lose suffixes, purge tombstones. A reader streams snapshots from them with deduplication, breaks off anywhere,
+and goes on with any other copy. The world replays changes; it never compares failover logs. It checks at each
+step:
 
 * A stream is accepted only if what the reader holds plus what it will be sent is what the copy holds.
 * A rollback never leads up, is never further than the point where the two histories really part, and the
   series of rollbacks ends.
-* Whenever the reader believes to be exact, it holds precisely what the copy held at that seqno.
+* Whenever the reader believes that it is exact, it holds precisely what the copy held at that seqno.
 * What `plan` says is accepted, right, and the newest that is right.
 
 ``PLANTED`` shows that the world notices: each planted error must fail some case.
@@ -83,7 +84,7 @@ def apply(state: State, change: Change) -> None:
 
 @dataclass
 class Version:
-    """A moment at which the reader was exact, with all that it takes to return there."""
+    """A moment at which the reader was exact, with all that it needs to return there."""
 
     position: Position
     state: State
@@ -173,7 +174,7 @@ class Reader:
         self.marker = None
 
     def undo_to(self, seqno: int) -> None:
-        """What a reader can do that kept all that it received: no more of it than up to ``seqno``."""
+        """Keep what was received up to ``seqno``, as a reader can that kept everything."""
         since = self.since
         known = [point for point in self.points if point <= seqno]
         self.restore(self.points[max(known)] if known else NOTHING)
@@ -253,7 +254,7 @@ class Reader:
         assert answer is None, f"{decision} is refused"
 
     def judge_skipped(self, version: Version, copy: Copy) -> None:
-        """`plan` passes over a version only if it can't be continued, or nobody can know that it can."""
+        """`plan` skips a version only if it can't be continued, or if that can't be known."""
         source = version.source
         seqno = version.position.seqno
         if source is None or not source.tidy or not copy.tidy or seqno < copy.purge:
@@ -262,7 +263,7 @@ class Reader:
             assert seqno > source.agrees_up_to(copy), f"plan passes over {version.position}"
 
     def judge(self, request: Position, answer: int | None, copy: Copy) -> None:
-        """Was that answer right? Told from the changes alone."""
+        """Was that answer right? Judged from the changes alone."""
         if answer is None:
             assert continues(self.state, self.position, copy), f"{request} accepted, but the reader is lost"
             return
@@ -387,7 +388,7 @@ def _range_collapsed(self: Position, marker: SnapshotRange | None = None) -> Sna
 
 
 def _older_claim_by_start(sent: Position, log: FailoverLog) -> history.Retreat | None:
-    """docs/spec/dcp.md#rollback-at-the-receiver-1 as the documents have it, with the start alone."""
+    """docs/spec/dcp.md#rollback-at-the-receiver-1 as in the documents, with the start alone."""
     if len(log.entries) == 1 or sent.seqno > log.newest.seqno or sent.vb_uuid != log.newest.vb_uuid:
         return None
     older = FailoverLog(log.entries[1:])
@@ -457,7 +458,7 @@ def test_world_notices_a_planted_error(name: str, monkeypatch: pytest.MonkeyPatc
 
 
 def run_cases_until(noticed: str) -> None:
-    """Other assertions may fail first in other cases; the one that tells the planted error must come."""
+    """Other assertions may fail first in other cases; the one that shows the planted error must come."""
     for seed in range(CASES):
         try:
             run_case(seed)

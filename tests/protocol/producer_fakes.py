@@ -1,7 +1,7 @@
 """A vbucket that a test can look through, a host, and a reader that checks every rule of a stream.
 
-The fake vbucket keeps its whole history and is told by the test what is still in memory, what is on disk, and
-where checkpoints begin, so that each way through a producer can be forced.
+The fake vbucket keeps its whole history; the test tells it what is still in memory, what is on disk, and
+where checkpoints begin, to force each path through a producer.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ class FakeVBucket:
             self.checkpoints.append(self.high_seqno)
 
     def to_disk(self, *, keep_memory: bool = False) -> None:
-        """Everything is sealed, and (unless kept) no longer in memory."""
+        """Seal everything and (unless kept) drop it from memory."""
         self.disk_up_to = self.high_seqno
         if not keep_memory:
             self.memory_after = self.high_seqno
@@ -432,8 +432,8 @@ class FakeHost:
 def steps(**table: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[list[tuple[str, dict[str, Any]]]]:
     """Long scripts of a model's methods and their arguments; ``more_x`` is x once more.
 
-    A rule-based state machine turns most of its rules off in most of its runs, and what is interesting here
-    needs a change, a stream and somebody who reads it, in this order.
+    A rule-based state machine turns most of its rules off in most of its runs, but an interesting run here
+    needs a change, a stream and a reader for it, in this order.
     """
     step = st.one_of(
         [st.tuples(st.just(name.removeprefix("more_")), st.fixed_dictionaries(table[name])) for name in table]
@@ -543,7 +543,7 @@ class FakeReader:
         self.producer.receive_frame(Frame.parse(message.encode()), self.now)
 
     def pull(self, max_bytes: int = 1 << 20) -> int:
-        """Take what the producer has now, in one call; how many bytes."""
+        """Take what the producer has now, in one call; returns how many bytes."""
         size = 0
         for piece in self.producer.data_to_send(max_bytes):
             size += len(piece)
@@ -605,7 +605,7 @@ class FakeReader:
         return status
 
     def request(self, vbucket: int = 0, *, value: Any = None, **fields: Any) -> Frame:
-        """Ask for a stream; the answer. An accepted stream is checked from then on."""
+        """Ask for a stream; returns the answer. An accepted stream is checked from then on."""
         self._opaque += 1
         opaque = fields.pop("opaque", self._opaque)
         body = b"" if value is None else value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -622,7 +622,7 @@ class FakeReader:
         return answer
 
     def stream(self, vbucket: int = 0, **fields: Any) -> StreamModel:
-        """An accepted stream, with everything that the producer sends at once."""
+        """An accepted stream, with everything that the producer sends immediately."""
         answer = self.request(vbucket, **fields)
         assert answer.status == Status.SUCCESS, hex(answer.status)
         self.pull_all()
@@ -634,8 +634,9 @@ class FakeReader:
 
 
 class ReaderModel:
-    """A reader with a stream for each vbucket, that takes up again what broke off. Who inherits from it says
-    what the vbuckets are.
+    """A reader with a stream for each vbucket, which resumes what broke off.
+
+    Subclasses say what the vbuckets are.
     """
 
     reader: FakeReader
@@ -676,7 +677,7 @@ class ReaderModel:
             self.pull(max_bytes)
 
     def must_end(self, number: int) -> None:
-        """The stream of a vbucket that is not what it was: no change any more, only its end."""
+        """The stream of a vbucket that is no longer the same: no more changes, only its end."""
         stream = self.live.pop(number, None)
         if stream is None:
             return

@@ -1,4 +1,4 @@
-"""Flow control, byte by byte: what each message counts, and that never one too many is sent."""
+"""Flow control, byte by byte: what each message counts, and that none too many is ever sent."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_answers_are_neither_counted_nor_blocked() -> None:
 
 @pytest.mark.parametrize("offset", [-1, 0, 1])
 def test_message_that_begins_at_the_window_must_wait(offset: int) -> None:
-    """55 + 2 + 2 bytes each, behind a marker of 44."""
+    """55 + 2 + 2 bytes each, after a marker of 44."""
     bucket = FakeBucket()
     for number in range(9):
         bucket.vbuckets[0].set(b"%d" % number, b"vv")

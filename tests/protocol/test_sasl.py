@@ -1,4 +1,4 @@
-"""PLAIN and SCRAM: the RFCs' own examples, both halves against each other, and everything a cheat may try."""
+"""PLAIN and SCRAM: the RFCs' own examples, both halves against each other, and what an attacker may try."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def calls_made(act: Callable[[], object]) -> Counter[str]:
         elif event == "c_call":
             calls[getattr(function, "__qualname__", repr(function))] += 1
 
-    gc.disable()  # a collection calls whoever watches it
+    gc.disable()  # a collection calls its callbacks
     sys.setprofile(note)
     try:
         act()
@@ -304,7 +304,7 @@ def test_a_proof_is_good_once_and_for_its_mechanism() -> None:
     assert server.step(b"SCRAM-SHA512", final).status == Status.AUTH_ERROR
     assert server.step(b"SCRAM-SHA256", final).status == Status.EINVAL
     assert server.auth(b"SCRAM-SHA256", client.start()).status == Status.AUTH_CONTINUE
-    assert server.step(b"SCRAM-SHA256", final).status == Status.AUTH_ERROR  # the nonce is another one
+    assert server.step(b"SCRAM-SHA256", final).status == Status.AUTH_ERROR  # another nonce
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_what_can_not_be_sent_is_a_usage_error() -> None:
 
 
 def test_a_client_salts_a_password_once_for_all_connections() -> None:
-    """It is meant to take long. The proof is another one for each login."""
+    """Salting is slow on purpose. Each login still has its own proof."""
     sasl._salted_once.cache_clear()
     users = sasl.Users({"ada": "secret"}, random.Random(1))
     proofs = set()

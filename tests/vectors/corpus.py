@@ -47,12 +47,12 @@ class Vector:
 
     @property
     def is_response(self) -> bool:
-        """Bytes 6-7 are a status (draft A has none; its answers are told by the opcode)."""
+        """Bytes 6-7 are a status (draft A has none; its answers are known by the opcode)."""
         return "status" in self.header
 
 
 def as_bytes(what: str | dict[str, str]) -> bytes:
-    """Text, or ``{"hex": …}`` where it is none."""
+    """Text, or ``{"hex": …}`` if it is not text."""
     return what.encode() if isinstance(what, str) else bytes.fromhex(what["hex"])
 
 

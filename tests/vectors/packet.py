@@ -28,7 +28,7 @@ class Packet:
 
     @classmethod
     def split(cls, data: bytes, *, private: bool = False) -> Packet:
-        """Cut a packet; ``private`` if TAP's engine-private section lies behind the extras."""
+        """Cut a packet; ``private`` if TAP's engine-private section follows the extras."""
         magic, opcode, keys, extras_length, byte_5, bytes_6_7, _, opaque, cas = struct.unpack(
             ">BBHBBHIIQ", data[:24]
         )

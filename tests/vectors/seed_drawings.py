@@ -9,7 +9,7 @@ may be missing)::
         +---------------+---------------+---------------+---------------+
 
 and is followed by a breakdown, one field a line: ``Total body   (8-11) : 0x00000040``. A drawing of an extras
-layout has words in its cells; it is no packet and is passed over.
+layout has words in its cells; it is not a packet and is skipped.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Stated:
         return self.text.encode()
 
     def agrees(self, data: bytes) -> bool:
-        """The line is right in all it says: the place, the bytes, and the decimal number in parentheses."""
+        """Whether the line is right in all it says: place, bytes, the decimal number in parentheses."""
         content = self.content
         if self.last - self.first + 1 != len(content) or data[self.first : self.last + 1] != content:
             return False
@@ -73,7 +73,7 @@ class Drawing:
     stated: list[Stated] = field(default_factory=list)
 
     def contradictions(self) -> list[str]:
-        """The lines of the breakdown that are not what is drawn, and the bytes that no line speaks of."""
+        """The lines of the breakdown that contradict the drawing, and the bytes that no line covers."""
         wrong = [str(said) for said in self.stated if not said.agrees(self.data)]
         spoken_of = {offset for said in self.stated for offset in range(said.first, said.last + 1)}
         silent = [offset for offset in range(len(self.data)) if offset not in spoken_of]

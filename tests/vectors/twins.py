@@ -39,7 +39,7 @@ class Shape:
 
     @property
     def place(self) -> tuple[str, str, str, int, int | None]:
-        """Where the message stands in its dialect's table."""
+        """Where the message is in its dialect's table."""
         return self.dialect, self.kind, self.direction, self.opcode, self.subtype
 
 
@@ -61,7 +61,7 @@ _KINDS = {
 
 
 def shape_of(vector: Vector) -> Shape | None:
-    """The shape of a good packet; None for an answer that is no success, which has none."""
+    """The shape of a good packet; None for an answer that is not a success, which has none."""
     magic, opcode, byte_5 = vector.data[0], vector.data[1], vector.data[5]
     if vector.header.get("status"):
         return None
@@ -111,7 +111,7 @@ def twins(vector: Vector, shape: Shape) -> Iterator[tuple[str, bytes]]:
 
 
 def too_short(vector: Vector) -> bytes | None:
-    """The packet with a body that is shorter than framing, extras and key: no frame at all."""
+    """The packet with a body that is shorter than framing, extras and key: not a frame at all."""
     good = Packet.split(vector.data)
     inner = len(good.framing) + len(good.extras) + len(good.key)
     if not inner:
@@ -121,7 +121,7 @@ def too_short(vector: Vector) -> bytes | None:
 
 @dataclass(frozen=True)
 class Malformed:
-    """A packet that is wrong in a way of its own, with the status that it must be answered with."""
+    """A packet that is wrong in its own way, with the status that must answer it."""
 
     id: str
     dialect: str

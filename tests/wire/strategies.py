@@ -1,4 +1,4 @@
-"""Hypothesis strategies: any frame, and from the declarations any message that keeps its own rules."""
+"""Hypothesis strategies: any frame, and any message that keeps the rules of its declaration."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ RULES: Mapping[type[Message], Mapping[str, Any]] = {
     subdoc.SubdocMultiLookup: {"value": _specs("BBH")},
     subdoc.SubdocMultiMutation: {"value": _specs("BBHI")},
 }
-"""What a field may be where its width alone does not say it."""
+"""What a field may be, if its width alone does not say so."""
 
 _WHOLE: Mapping[type[Message], st.SearchStrategy[dict[str, Any]]] = {
     dcp.DcpSystemEvent: _system_event(),
@@ -226,7 +226,7 @@ def frame_infos() -> st.SearchStrategy[bytes]:
 
 @st.composite
 def frames(draw: st.DrawFn, magic: int | None = None, opcode: int | None = None) -> Frame:
-    """Any frame, whether or not somebody knows what it means."""
+    """Any frame, known or unknown."""
     magic = draw(st.sampled_from(Magic)) if magic is None else magic
     extras, key = draw(st.binary(max_size=60)), draw(st.binary(max_size=60))
     return Frame(  # type: ignore[misc]
@@ -266,7 +266,7 @@ def messages(draw: st.DrawFn, cls: type[Message], opcode: int = 0) -> Message:
 
 @st.composite
 def _by_declaration(draw: st.DrawFn, cls: type[Message]) -> dict[str, Any]:
-    """The fields of one of the class's layouts, and those that stand elsewhere and have a rule."""
+    """The fields of one of the class's layouts, and those that are elsewhere and have a rule."""
     rules: dict[str, st.SearchStrategy[Any]] = {}
     for base in reversed(cls.__mro__):
         rules |= RULES.get(base, {})

@@ -139,7 +139,7 @@ def test_same_bytes_mean_different_things() -> None:
     ids=("deletion V1", "deletion V2", "expiration"),
 )
 def test_stream_id_is_found_where_a_server_forgot_to_count_it(sent: DcpDeletion | DcpExpiration) -> None:
-    """docs/spec/dcp.md#stream-id-without-length: the three bytes are there, byte 2 says 0."""
+    """docs/spec/dcp.md#stream-id-without-length: the three bytes are there, but byte 2 says 0."""
     right = replace(sent, framing=b"\x22\x00\x47", vbucket=7, flexible=True)
     data = bytearray(right.encode())
     data[2] = 0

@@ -163,7 +163,7 @@ def test_xattrs_that_are_broken(value: str) -> None:
     [b"NaN", b"-Infinity", b'{"a":[Infinity]}', b"1\0", "{}".encode("utf-16"), b"\xef\xbb\xbf1", b"\xff"],
 )
 def test_xattrs_are_json_for_everybody(text: bytes) -> None:
-    """What Python's json would take but other readers would not."""
+    """What Python's json accepts but other readers don't."""
     with pytest.raises(MalformedMessage) as refused:
         split_xattrs(join_xattrs({"x": text}, b""))
     assert status_of(refused) == Status.XATTR_EINVAL

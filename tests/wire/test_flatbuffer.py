@@ -1,4 +1,4 @@
-"""What is read of the FlatBuffers in system events, and of bytes that are none."""
+"""What is read from the FlatBuffers in system events, and from bytes that are not FlatBuffers."""
 
 from __future__ import annotations
 

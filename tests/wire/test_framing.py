@@ -1,4 +1,4 @@
-"""The framer: limits as soon as the header is there, and never more than one frame of slack."""
+"""The framer: limits apply as soon as the header has come, and never more than one frame is held."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_frames_before_an_error_are_handed_out() -> None:
 
 
 def test_limit_may_change_between_two_frames() -> None:
-    """A login raises it, and what was sent behind the login counts under the new one."""
+    """A login raises it, and what was sent after the login comes under the new one."""
     large = header(MAX_FRAME_BEFORE_LOGIN) + bytes(MAX_FRAME_BEFORE_LOGIN)
     framer = Framer(MAX_FRAME_BEFORE_LOGIN)
     framer.feed(header(0) + large)
@@ -110,7 +110,7 @@ def test_limit_may_change_between_two_frames() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_more_than_one_frame_is_kept(seed: int) -> None:
-    """After the frames are taken, what is held is less than the frame that it begins, in any pieces."""
+    """After the frames are taken, less than one frame is held, whatever pieces the bytes come in."""
     rng = random.Random(seed)
     sizes = [rng.choice([0, 1, 50, 5000, 100_000]) for _ in range(200)]
     stream = b"".join(header(size) + bytes(size) for size in sizes)

@@ -42,7 +42,7 @@ def any_bytes(rng: random.Random) -> Case:
 
 
 def fitting_frame(rng: random.Random) -> Case:
-    """Lengths that fit, so that the messages' own checks are reached; opcodes where the messages are."""
+    """Lengths that fit, to reach the messages' own checks; opcodes that messages have."""
     magic = rng.choice(MAGICS)
     extras, key, value = (rng.choice([0, 0, 1, 4, 8, 16, rng.randrange(52)]) for _ in range(3))
     framing = rng.randrange(6) if magic in (0x08, 0x18) else 0
@@ -59,7 +59,7 @@ def fitting_frame(rng: random.Random) -> Case:
 
 
 def mutated_golden(rng: random.Random) -> Case:
-    """A good packet with bytes changed, put in or taken out, its lengths mended or not."""
+    """A good packet with bytes changed, inserted or removed, its lengths corrected or not."""
     number = rng.randrange(len(GOLDEN))
     data = bytearray(GOLDEN[number])
     for _ in range(rng.choice([1, 1, 2, 5])):
@@ -134,7 +134,7 @@ READERS = ("options", "records", "specs")
 
 
 def read_all(message: Message) -> None:
-    """Whatever a message offers to read may refuse, with a typed error only."""
+    """Whatever a message offers to read may fail, but only with a typed error."""
     message.fields_by_name()
     for name in dir(type(message)):
         declared = getattr(type(message), name, None)

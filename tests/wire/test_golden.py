@@ -24,7 +24,7 @@ FRAMABLE = [vector for vector in vectors() if vector.framable]
 GOOD = [vector for vector in FRAMABLE if vector.error is None]
 UNFRAMABLE = [vector for vector in vectors() if not vector.framable]
 SENT = [vector for vector in GOOD if not vector.notes]
-"""What we would send ourselves: not a drawing that we only tolerate."""
+"""Packets that we would send ourselves: not drawings that we only tolerate."""
 
 VALUE_IN_FIELDS = {"Snapshot Marker", "Checkpoint Start", "Checkpoint End"}
 """Messages whose value is taken apart into fields."""
@@ -186,7 +186,7 @@ def test_frame_that_is_no_message(vector: Vector) -> None:
 
 @pytest.mark.parametrize("vector", UNFRAMABLE, ids=str)
 def test_drawing_that_no_socket_can_carry(vector: Vector) -> None:
-    """The header is trusted: more bytes are waited for, or what is too many begins the next frame."""
+    """The header is trusted: it waits for missing bytes, and extra bytes begin the next frame."""
     framer = Framer()
     framer.feed(vector.data)
     if vector.announces > len(vector.data):

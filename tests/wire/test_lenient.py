@@ -54,7 +54,7 @@ def test_other_dialects_leave_it_alone(vector: Vector) -> None:
 
 @pytest.mark.parametrize("vector", UNFRAMABLE, ids=str)
 def test_other_lengths_are_not_mended(vector: Vector) -> None:
-    """What is known is a drawing, not a licence to guess: a byte less or more is no such packet."""
+    """Only the known drawings are read: with a byte more or less a packet is not one of them."""
     assert mend(vector.data[:-1]) is None
     assert mend(vector.data + b"\0") is None
 

@@ -18,7 +18,7 @@ SHAPED = [vector for vector in GOOD if shape_of(vector)]
 
 
 def refuse(dialect: str, direction: str, data: bytes) -> MalformedMessage | None:
-    """The error that a whole frame gives, or None if it is taken for good."""
+    """The error that a whole frame gives, or None if it is accepted."""
     framer = Framer()
     framer.feed(data)
     frame = framer.maybe_frame()
@@ -70,7 +70,7 @@ def test_body_shorter_than_extras_and_key_is_no_frame(vector: Vector) -> None:
 
 
 def test_answer_that_is_no_success_needs_no_shape() -> None:
-    """Whatever a peer puts into an error, it is an answer with a status and not a protocol error."""
+    """Whatever a peer puts into an error answer, it is not a protocol error."""
     for vector in GOOD:
         if vector.is_response and vector.dialect != "upr-a":
             for status in (Status.EINVAL, Status.ETMPFAIL, 0xFF01):

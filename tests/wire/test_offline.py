@@ -1,4 +1,4 @@
-"""Frames without a connection: named, described, and the documents' own impossible packets understood."""
+"""Frames without a connection are named and described, even the documents' own impossible packets."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_dialect_and_direction_are_found_out_or_called_ambiguous(vector: Vector)
 
 
 def test_few_packets_are_ambiguous() -> None:
-    """The rule for single packets is worth something: only these few can't be told apart."""
+    """The rule for single packets is useful: only these few can't be told apart."""
     names = set()
     for vector in ALL:
         description = only(vector.data, Observer())
@@ -232,7 +232,7 @@ def test_the_first_request_binds_and_ends_all_doubt() -> None:
 
 
 def test_a_frame_that_only_one_dialect_has_ends_doubt_too() -> None:
-    """A recording may begin behind the request that binds."""
+    """A recording may begin after the request that binds."""
     start, end = upr.UprBSnapshotStart().encode(), upr.UprBSnapshotEnd().encode()
     change = upr.UprBMutation(by_seqno=1, rev_seqno=1, key=b"k").encode()
     descriptions = list(read(start + change + end + start, Observer()))
@@ -246,7 +246,7 @@ def test_a_frame_that_only_one_dialect_has_ends_doubt_too() -> None:
 
 
 def test_key_value_traffic_is_never_taken_for_draft_a() -> None:
-    """Its pushes have the opcodes and the magic of answers to writes: no answer may end that doubt."""
+    """Its pushes have the opcodes and the magic of answers to writes, so no answer may settle the dialect."""
     answers = [
         kv.MutationResponse(opcode=opcode, status=status, datatype=int(bool(value)), value=value, cas=cas)
         for opcode in (0x02, 0x03, 0x04, 0x05)
@@ -321,7 +321,7 @@ def test_a_client_that_pushes_by_tap_makes_the_server_a_consumer() -> None:
 
 @pytest.mark.parametrize("known", [None, DCP])
 def test_a_push_to_a_server_is_known_without_its_beginning(known: Dialect | None) -> None:
-    """Nobody has seen the open that made the server a consumer."""
+    """The recording lacks the open that made the server a consumer."""
     observer = Observer(known)
     mutation = dcp.DcpMutation(by_seqno=1, rev_seqno=1, key=b"k").to_frame()
     description = observer.see(mutation, from_client=True)

@@ -1,4 +1,4 @@
-"""Every declared message survives a round trip, and so does what nobody has declared."""
+"""Every declared message survives a round trip, and so do undeclared ones."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_any_other_status_comes_back_as_it_was(
 @given(frame=frames(), direction=st.sampled_from(Direction))
 def test_unknown_opcode_comes_back_as_it_was(dialect: Dialect, frame: Frame, direction: Direction) -> None:
     if dialect.find(frame, direction) is not Unknown:
-        frame = replace(frame, opcode=0xDF)  # nobody's
+        frame = replace(frame, opcode=0xDF)  # unused
     message = dialect.decode(received(frame.encode()), direction)
     assert isinstance(message, Unknown)
     assert (message.opcode, message.extras) == (frame.opcode, frame.extras)
@@ -128,14 +128,14 @@ def test_unknown_flags_come_back_as_they_were(flags: int) -> None:
     assert DCP.decode(received(end.encode()), Direction.TO_RECEIVER) == end
     push = tap.TapFlush(tap_flags=flags & 0xFFFF)
     assert DIALECTS["tap"].decode(received(push.encode()), Direction.TO_RECEIVER) == push
-    unknown_only = flags & ~0xC5  # bits without a value behind them
+    unknown_only = flags & ~0xC5  # bits that carry no value
     connect = tap.TapConnect(flags=unknown_only, key=b"n")
     assert DIALECTS["tap"].decode(received(connect.encode()), Direction.TO_PRODUCER) == connect
 
 
 @pytest.mark.parametrize(("dialect", "cls"), WITH_GOLDEN, ids=name_of)
 def test_what_breaks_a_declared_rule_is_not_sent(dialect: Dialect, cls: type[Message]) -> None:
-    """The mistake is ours then, and we hear of it before anything is on the wire."""
+    """The mistake is ours, and we get the error before anything is on the wire."""
     good = golden()[dialect.name, cls]
     broken = [replace(good, key=b"k" * 252)]
     if cls.KEY is Part.REQUIRED:

@@ -33,7 +33,7 @@ def _streams(count: int) -> dict[int, Stream]:
 
 
 def _wire(rng: random.Random, count: int) -> bytes:
-    """Backfills in pieces that others come between, now and then with a fault."""
+    """Backfills in pieces with others in between, sometimes with a fault."""
     fault = rng.choice([None, None, None, "fall", "vbucket", "no marker", "beyond", "behind the end"])
     at = dict.fromkeys(range(count), 10)
     left = {vbucket: rng.randrange(1, 80) for vbucket in at}

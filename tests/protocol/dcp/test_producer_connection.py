@@ -1,4 +1,4 @@
-"""A DCP connection beside its streams: opening, wrong roles, malformed requests, answers, fairness."""
+"""A DCP connection apart from its streams: opening, wrong roles, malformed requests, answers, fairness."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tailrace.wire.fields import decode_failover_log
 from tailrace.wire.header import MAX_NAME_BYTES, Frame
 
 PART = CHUNK_BYTES // 50
-"""The size of documents of which about fifty are a chunk."""
+"""The size of documents of which about fifty fill a chunk."""
 BACKFILL_BUFFER = 8 << 20
 
 
@@ -238,7 +238,7 @@ def test_seqno_acknowledged(bucket: FakeBucket) -> None:
 
 
 def test_a_seqno_that_was_acknowledged_before_a_rewind(bucket: FakeBucket) -> None:
-    """What a replica said of the other branch comes late: of the new branch it has nothing."""
+    """What a replica acknowledged of the other branch comes late: of the new branch it has nothing."""
     vbucket = bucket.vbuckets[0]
     for number in range(5):
         vbucket.set(b"k%d" % number, b"v")
@@ -349,7 +349,7 @@ def test_streams_move_at_the_same_pace() -> None:
     while len(reader.received) < total:
         assert reader.pull(64 << 10)
         ends = sorted(stream.last_seqno for stream in reader.streams.values())
-        # nobody has begun the second round before everybody has had the first
+        # no stream has begun the second round before all have had the first
         assert not (ends[0] == 0 and ends[-1] > 40)
     reader.pull_all()
     assert all(stream.last_seqno == 40 for stream in reader.streams.values())
@@ -410,7 +410,7 @@ def test_backfills_have_a_limit() -> None:
 
 
 def test_backfill_waits_only_for_a_slot() -> None:
-    """A stream that ends while it waits, or while it holds a slot, blocks nobody."""
+    """A stream that ends while it waits, or while it holds a slot, blocks no other."""
     reader = backfilling(3, 400, backfill_order="sequential")
     reader.pull(CHUNK_BYTES)
     reader.pull(CHUNK_BYTES)
@@ -458,7 +458,7 @@ def test_snapshot_from_memory_is_finished_before_another_is_begun() -> None:
 
 
 def test_a_vbucket_that_is_written_faster_than_it_is_sent_lets_others_work() -> None:
-    """There was always another snapshot in memory, and so it stayed in front for ever."""
+    """There was always another snapshot in memory, so it stayed in front forever."""
     bucket = FakeBucket(2)
     reader = FakeReader(bucket)
     reader.open()

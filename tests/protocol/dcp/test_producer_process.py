@@ -1,4 +1,4 @@
-"""Readers that don't read, on a real node in a process of its own: what they cost it.
+"""What readers that don't read cost a real node in its own process.
 
 One node for the whole file: 64 vbuckets with about 60 MB on disk.
 """
@@ -116,7 +116,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 def write(node: Node, first: int, count: int) -> None:
-    """Sets, pipelined; returns when all are stored. Those for which there is no memory now come again."""
+    """Sets, pipelined; returns when all are stored. Those for which there is no memory now are sent again."""
     with socket.create_connection(("127.0.0.1", node.port), timeout=60) as connection:
         for start in range(first, first + count, 500):
             left = list(range(start, start + 500))
@@ -138,7 +138,7 @@ def refused(connection: socket.socket, numbers: list[int]) -> list[int]:
 
 
 def command(node: Node, message: Message) -> Frame:
-    """Ask one thing."""
+    """Send one command."""
     framer = Framer()
     with socket.create_connection(("127.0.0.1", node.port), timeout=60) as connection:
         connection.sendall(message.encode())
@@ -155,16 +155,16 @@ def memory_bytes(node: Node) -> int:
 
 
 def responsive(node: Node) -> None:
-    """The node answers others; by then it has also worked off what came before."""
+    """The node answers others; by then it has also handled what came before."""
     for _ in range(5):
         write(node, 10_000_000, 500)
 
 
 def with_memory_in_use(node: Node) -> int:
-    """What the node takes when writers alone have used up the memory that they may use.
+    """The node's memory when writers alone have used up what they may use.
 
-    How much of their quota they use depends on how far sealing is behind, so on what else this machine does:
-    a look at any other moment says little.
+    How much of their quota they use depends on how far behind sealing is, so on what else this machine does:
+    a measurement at any other moment says little.
     """
     command(node, StopPersistence())
     with socket.create_connection(("127.0.0.1", node.port), timeout=60) as connection:
@@ -200,7 +200,7 @@ def test_ten_stalled_readers(node: Node) -> None:
 
 
 def test_stalled_reader_while_others_write(node: Node) -> None:
-    """Memory does not keep for it what is written meanwhile, and it gets all of it when it reads again."""
+    """What is written meanwhile is not kept in memory for it, and it gets all of it when it reads again."""
     before = with_memory_in_use(node)
     with Reader(node, receive_buffer=4096) as reader:
         reader.request_all()
@@ -225,7 +225,7 @@ def _read_all(node: Node, reader: Reader) -> None:
 
 
 def test_slow_reader_with_a_small_window(node: Node) -> None:
-    """A window far below a chunk: everything comes, in the end, and never more than was allowed."""
+    """A window far smaller than a chunk: everything comes in the end, and never more than was allowed."""
     window = 20_000
     with Reader(node, buffer_size=window) as reader:
         _read_within(reader, window)

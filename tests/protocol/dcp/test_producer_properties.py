@@ -1,8 +1,8 @@
 """Random histories, requests, windows, acks and disasters, against a model of the vbuckets.
 
 The reader of `producer_fakes` refuses every message that breaks a rule of snapshots or flow control. What
-is added here: whatever happened, also when a stream was broken anywhere and taken up again on another branch,
-at the end of each snapshot the reader holds exactly the state that the vbucket had at that seqno.
+is added here: whatever happens, even if a stream breaks off anywhere and resumes on another branch, at the
+end of each snapshot the reader holds exactly the state that the vbucket had at that seqno.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ VBUCKETS = 3
 keys = st.sampled_from([b"a", b"b", b"c", b"d", b"e", b"f"])
 vbuckets = st.integers(0, VBUCKETS - 1)
 changes = st.lists(st.tuples(keys, st.integers(-2, 400)), min_size=1, max_size=12)
-"""Key and size of a value, -2 for a deletion, -1 for an expiration; many at once, since rules come one at a
-time.
+"""Key and size of a value, -2 for a deletion, -1 for an expiration; many together, since rules run one at
+a time.
 """
 
 

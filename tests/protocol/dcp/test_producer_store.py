@@ -1,7 +1,7 @@
 """The producer on the real store: random writes, flushes, compactions, rollbacks, restarts and streams.
 
 The model is a list of changes per vbucket. Whatever the store does with them, in memory or on disk, folded or
-compacted: at the end of every snapshot a reader must hold exactly the documents that the model had at that
+compacted, at the end of every snapshot a reader must hold exactly the documents that the model had at that
 seqno, and a reader that reads everything must get everything.
 """
 
@@ -31,7 +31,7 @@ VBUCKETS = 2
 keys = st.sampled_from([b"a", b"b", b"c", b"d", b"e", b"f", b"g"])
 vbuckets = st.integers(0, VBUCKETS - 1)
 changes = st.lists(st.tuples(keys, st.none() | st.integers(0, 200)), min_size=1, max_size=12)
-"""Key and size of a value, None for a deletion; many at once, since rules come one at a time."""
+"""Key and size of a value, None for a deletion; many together, since rules run one at a time."""
 
 
 class RealHost(FakeHost):
@@ -246,7 +246,7 @@ def test_any_history_in_a_store(script: list[tuple[str, dict[str, Any]]], **fiel
 
 
 def test_key_begins_anew_after_its_tombstone_was_forgotten() -> None:
-    """The deletion was still in memory, the index no longer knew it: the key came twice in a snapshot."""
+    """The deletion was still in memory but no longer in the index: the key came twice in a snapshot."""
     world = Storing()
     world.start(collections=True, checkpoint_items=10_000, share=0.2, window="0", made=[(b"f", 1)])
     world.request(number=0, share=1.0, bounded=False, max_bytes=1000)

@@ -1,4 +1,4 @@
-"""What a stream sends: markers, changes, ends; from memory, from disk, and from one to the other."""
+"""What a stream sends: markers, changes, ends; from memory, from disk, and when it switches."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_lost_connection_says_nothing(bucket: FakeBucket) -> None:
 
 
 def test_only_who_has_everything_is_called_by_a_write(bucket: FakeBucket) -> None:
-    """However many readers are behind, and however far: a write costs the same."""
+    """A write costs the same however many readers lag, and however far."""
     filled(bucket)
     vbucket = bucket.vbuckets[0]
     reader = opened(bucket)
@@ -548,7 +548,7 @@ def test_oso(bucket: FakeBucket, mode: str) -> None:
 
 
 def test_oso_comes_in_the_order_of_keys(bucket: FakeBucket) -> None:
-    """The reader is then at the highest seqno, which was not the last; nothing else is to be told."""
+    """The reader is then at the highest seqno, which was not sent last; nothing else has to be sent."""
     bucket.use_collections()
     vbucket = bucket.vbuckets[0]
     for key in (b"c", b"a", b"d", b"b"):
@@ -640,7 +640,7 @@ def test_replica_with_disk_across_its_open_snapshot(bucket: FakeBucket) -> None:
 
 
 def test_replica_of_whose_open_snapshot_nothing_is_for_the_stream(bucket: FakeBucket) -> None:
-    """Its end is told behind a marker, also if it came in parts."""
+    """Its end is sent after a marker, even if it came in parts."""
     bucket.use_collections()
     vbucket = bucket.vbuckets[0]
     vbucket.set(b"a", collection=9)

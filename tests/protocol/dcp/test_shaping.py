@@ -144,7 +144,7 @@ def test_force_compression() -> None:
     [(b"\xff\xff\xff\xff\xff", SNAPPY), (b"\x05ab", SNAPPY), (b"\0\0\0\xff", XATTR)],
 )
 def test_value_that_is_not_what_it_says(value: bytes, datatype: int) -> None:
-    """The store holds what it was given by somebody who was believed: the stream ends, the node lives."""
+    """The store may hold a value that is not what its datatype says: the stream ends, the node lives."""
     reader = FakeReader(stored(value, datatype), features=NO_SNAPPY)
     reader.open(PRODUCER)
     assert reader.stream().ended == StreamEndStatus.BACKFILL_FAIL
@@ -176,7 +176,7 @@ def test_any_mixture(
     collections: bool,
     force: bool,
 ) -> None:
-    """Whatever stands beside it: the right body, and the xattrs where they are wanted."""
+    """Whatever is next to it, it gets the right body, and the xattrs where they are wanted."""
     bucket = FakeBucket()
     for number, (kind, body, packed, rich) in enumerate(documents):
         key, datatype = b"k%d" % number, 0
@@ -218,7 +218,7 @@ def test_any_mixture(
 
 
 def read_table(data: bytes, shapes: str) -> list[object]:
-    """A reader of its own, by the format's description: u64 Q, u32 I, bool ?, text s; None where absent."""
+    """A separate reader, by the format's description: u64 Q, u32 I, bool ?, text s; None if absent."""
     (table,) = struct.unpack_from("<I", data)
     vtable = table - struct.unpack_from("<i", data, table)[0]
     vtable_size, table_size = struct.unpack_from("<HH", data, vtable)
@@ -272,7 +272,7 @@ def test_flatbuffer(
 
 
 def test_flatbuffer_bytes() -> None:
-    """Read back with the reference library (flatbuffers 25.12) as what it says here, field by field."""
+    """The reference library (flatbuffers 25.12) reads these bytes as the fields given here."""
     event = DcpSystemEvent(by_seqno=1, event=0, version=1, key=b"name5", value=VALUE + b"\0\0\0\x3c")
     assert as_flatbuffer(event).value.hex() == (
         "1800000012002200080010001400200018001c00210000001400000000000000"

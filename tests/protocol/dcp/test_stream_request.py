@@ -340,7 +340,7 @@ def test_disk_only_beyond_the_disk(bucket: FakeBucket, reader: FakeReader) -> No
 
 @pytest.mark.parametrize("state", [VBucketState.ACTIVE, VBucketState.REPLICA])
 def test_a_log_that_is_ahead_of_the_data(bucket: FakeBucket, reader: FakeReader, state: VBucketState) -> None:
-    """A replica has its active's log at once and the changes later; its reader had more of them elsewhere."""
+    """A replica has its active's log first and the changes later; its reader had more of them elsewhere."""
     bucket.vbuckets[0].state = state
     bucket.vbuckets[0].failover_log = FailoverLog((FailoverEntry(0x2222, 12), FailoverEntry(UUID, 0)))
     expected = Status.ETMPFAIL if state is VBucketState.REPLICA else Status.ERANGE
@@ -404,7 +404,7 @@ def test_flags(reader: FakeReader, flags: int, status: Status) -> None:
 
 
 def break_step(step: int, bucket: FakeBucket, reader: FakeReader, fields: dict[str, Any]) -> Status:
-    """Make one step of the decision fail; what it answers."""
+    """Make one step of the decision fail; returns its answer."""
     vbucket = bucket.vbuckets[0]
     if step == 3:
         vbucket.state = VBucketState.DEAD

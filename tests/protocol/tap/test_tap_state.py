@@ -1,5 +1,6 @@
-"""TAP's bookkeeping without sockets: numbers that wrap, acknowledgements, TTLs, and a whole producer under a
-reader that answers as it likes.
+"""TAP's bookkeeping without sockets.
+
+Numbers that wrap, acknowledgements, TTLs, and a whole producer with a reader that answers as it likes.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def test_going_back_returns_what_was_not_acknowledged() -> None:
     assert log.go_back() == [TapControl("flush")]
     assert list(cursor.controls) == [TapControl("opaque", 8, 1)]
     assert (cursor.position, cursor.acked, cursor.outstanding, log.unacked) == (1, 1, 0, 0)
-    assert log.find(wire_number(3)) is None  # answers that come now are to nothing
+    assert log.find(wire_number(3)) is None  # an answer that comes now answers nothing
 
 
 def test_what_was_sent_before_a_new_beginning_counts_no_more() -> None:
@@ -196,7 +197,7 @@ def test_states_are_kept_as_long_as_they_should(bucket: EngineBucket) -> None:
     assert clients.find_or_make("fourth", 0.0) is not None
 
 
-# A whole producer, on a session without a socket, under a reader that answers as it likes.
+# A whole producer, on a session without a socket, with a reader that answers as it likes.
 
 
 class Talk:
@@ -232,7 +233,7 @@ class Talk:
         return handler
 
     def pull(self, max_bytes: int = 1 << 16) -> bool:
-        """Take what the node has; whether there was something."""
+        """Take what the node has; returns whether there was something."""
         data = b"".join(self.session.data_to_send(max_bytes, self.clock.monotonic()))
         self.data += data
         while len(self.data) >= 24:

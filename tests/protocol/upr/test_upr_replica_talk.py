@@ -1,5 +1,7 @@
-"""A replica by UPR without sockets: two nodes and the bytes between them, in any pieces, with everything that
-may happen to either; and a producer that says anything.
+"""A replica by UPR without sockets.
+
+Two nodes and the bytes between them, in any pieces, with everything that may happen to either; and a producer
+that says anything.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def documents(vbucket: EngineVBucket) -> dict[int, Any]:
 
 
 def branch_at_its_end(vbucket: EngineVBucket) -> int:
-    """A replica that is not yet there knows of branches that begin further on than it is."""
+    """A replica that lags knows of branches that begin above its own seqno."""
     log, end = vbucket.failover_log.entries, vbucket.high_seqno
     return next(entry.vb_uuid for entry in log if entry.seqno <= end)
 
@@ -84,7 +86,7 @@ class Pair:
         self.session = self.active.node.accept("replica", self.clock.monotonic())
 
     def connect(self) -> None:
-        """Wait until the connection is made again and past its handshake."""
+        """Reconnect, and wait until the handshake is over."""
         for _ in range(10):
             if self.link is not None and self.link.handler is not None:
                 return
@@ -107,7 +109,7 @@ class Pair:
             self.seen[vbucket.id, vbucket.uuid, vbucket.high_seqno] = documents(vbucket)
 
     def carry(self, size: int) -> bool:
-        """Let up to so many bytes go each way; whether there were any."""
+        """Let up to this many bytes go each way; returns whether there were any."""
         moved = False
         for _ in range(2):
             if self.link is None or self.link.closed or self.session.closed:
@@ -130,7 +132,7 @@ class Pair:
         return moved
 
     def check(self) -> None:
-        """What the replica has whole is a state that the active had."""
+        """What the replica has completely is a state that the active had."""
         for vbucket in self.replica.bucket:
             if vbucket.complete_seqno == vbucket.high_seqno and vbucket.high_seqno:
                 assert (
@@ -177,7 +179,7 @@ STEPS = st.lists(
 
 @pytest.mark.parametrize("draft", DRAFTS)
 @settings(max_examples=40, deadline=None)
-@example(  # its next branch begins behind what the replica has
+@example(  # its next branch begins after what the replica has
     steps=[
         ("write", 0, [0]),
         ("carry", 20_000, 1),
