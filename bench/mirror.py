@@ -67,10 +67,10 @@ from stream import load, node
 from tailrace.client.kv import KvClient
 from tailrace.model import Position
 from tailrace.spark.api import prepare_mirror
+from tailrace.table.file_reading import scan
 from tailrace.table.hashing import KeyHash
 from tailrace.table.opening import open_table
 from tailrace.table.rows import rows_of
-from tailrace.table.scan import scan
 
 FIRST_TARGET = 0.6
 FIRST_GROWTH_TARGET = 1.1

@@ -228,7 +228,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "spark/stream.py": "a watcher that ends the reader's process when Spark has gone",
         "table/log.py": "log files of an object store, many at once",
         "testing/running.py": "the loop of a node inside of a test",
-        "web/beside.py": "answers while a command does its work",
+        "web/http_thread.py": "answers while a command does its work",
         "web/node.py": "the text of many metrics, beside the loop",
     },
     "processes": {

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from .client.aio import connect as connect
     from .client.blocking import BlockingSource as BlockingSource
     from .client.blocking import connect_sync as connect_sync
-    from .client.checkpoints import FileState as FileState
-    from .client.checkpoints import MemoryState as MemoryState
     from .client.events import Aborted as Aborted
     from .client.events import Committed as Committed
     from .client.events import Deletion as Deletion
@@ -33,6 +31,8 @@ if TYPE_CHECKING:
     from .client.events import Snapshot as Snapshot
     from .client.events import StreamEnd as StreamEnd
     from .client.events import SystemEvent as SystemEvent
+    from .client.state_store import FileState as FileState
+    from .client.state_store import MemoryState as MemoryState
     from .client.tls import TlsOptions as TlsOptions
     from .errors import ConnectError as ConnectError
     from .errors import LoginError as LoginError
@@ -73,8 +73,8 @@ _ERRORS = (
 _MODULES = ("errors", "testing")
 _HOMES = {
     "BlockingSource": ".client.blocking",
-    "FileState": ".client.checkpoints",
-    "MemoryState": ".client.checkpoints",
+    "FileState": ".client.state_store",
+    "MemoryState": ".client.state_store",
     "Position": ".model",
     "Source": ".client.aio",
     "TapSettings": ".protocol.tap.reader",

@@ -339,7 +339,7 @@ class Chaos:
                 if is_last:
                     return
                 # branches are asked for once a second, and another one may have reached the same seqnos
-                running._lookout._state, is_last = None, True
+                running._planner._state, is_last = None, True
                 continue
             is_last = False
             if self.clock.monotonic() > patience:

@@ -21,7 +21,7 @@ from chaos.chaos_jobs import ChaosJobs
 from tailrace.client.resume import Reading
 from tailrace.history import Action
 from tailrace.model import Position
-from tailrace.spark.rounds import committing, housekeeping, planning, reading, targets, task
+from tailrace.spark.rounds import committing, housekeeping, planning, reading, task, task_targets
 from tailrace.spark.rounds.changes import CHANGES_SCHEMA, ChangeSink
 from tailrace.spark.rounds.planning import Decision
 from tailrace.spark.rounds.task import TaskAnswer
@@ -29,10 +29,10 @@ from tailrace.table import compaction, rollback
 from tailrace.table.contract import Commit, NewFile, Table
 from tailrace.table.delta import table as delta_table
 from tailrace.table.delta.table import DeltaMirrorTable
+from tailrace.table.file_reading import scan
 from tailrace.table.hashing import KeyHash
 from tailrace.table.index import FileIndex
 from tailrace.table.rollback import RowsBack
-from tailrace.table.scan import scan
 
 
 def _identity_without_vb_uuid() -> AbstractContextManager[Any]:
@@ -155,7 +155,7 @@ def _named_by_the_seqno_alone() -> AbstractContextManager[Any]:
 
 
 def _skips_what_was_passed_before() -> AbstractContextManager[Any]:
-    original = targets._floors
+    original = task_targets._floors
 
     def floors(table: Any, decisions: Mapping[int, Decision], ranges: Mapping[int, Any]) -> dict[int, int]:
         passed = {
@@ -165,7 +165,7 @@ def _skips_what_was_passed_before() -> AbstractContextManager[Any]:
         }
         return {**original(table, decisions, ranges), **passed}
 
-    return mock.patch.object(targets, "_floors", floors)
+    return mock.patch.object(task_targets, "_floors", floors)
 
 
 def _keyed_by_another_runs_number() -> AbstractContextManager[Any]:

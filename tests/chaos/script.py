@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from chaos.world import ACCIDENTS, World
 from spark.naive import Doc, table_state
 from tailrace.crashpoints import CRASH_POINTS, TABLE_CRASH_POINTS
+from tailrace.table.file_reading import scan
 from tailrace.table.hashing import KeyHash
 from tailrace.table.opening import open_table
-from tailrace.table.scan import scan
 
 ALL_CRASH_POINTS = (*CRASH_POINTS, *TABLE_CRASH_POINTS)
 

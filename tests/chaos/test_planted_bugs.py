@@ -18,8 +18,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 SCRIPTS = 100
 ROUNDS = 4
 RARE = ("a dead branch restored",)
-"""These take several schedules, and which ones depends on the machine, so they are left to make chaos. For make
-test there is a dedicated schedule in `test_dead_branch`."""
+"""These take several schedules, and which ones depends on the machine, so they are left to make chaos. For
+`make test` there is a dedicated schedule in `test_dead_branch`."""
 
 
 @pytest.mark.timeout(600)

@@ -211,7 +211,7 @@ def test_a_query_takes_long_rows_few_at_a_time(
     command = ["query", str(people), "select key, value from t where seqno <> 10", "--json"]
     assert main(command) == 0
     assert max(sizes) > 1
-    monkeypatch.setattr("tailrace.table.scan._BATCH_BYTES", 1)
+    monkeypatch.setattr("tailrace.table.file_reading._BATCH_BYTES", 1)
     sizes.clear()
     assert main(command) == 0
     assert sizes == [1] * 8

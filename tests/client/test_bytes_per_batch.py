@@ -23,7 +23,7 @@ from tailrace.spark.rounds.compare import Digester
 from tailrace.spark.rounds.connections import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror, source_options
 from tailrace.spark.rounds.verify import verify_table
-from tailrace.table import scan
+from tailrace.table import file_reading
 from tailrace.table.opening import open_table
 from tailrace.testing.running import RunningNode
 
@@ -117,4 +117,4 @@ def test_of_verify(
     assert verdict.equal
     assert (verdict.documents, verdict.rows) == (count, count)
     check(seen["of_changes"], WINDOW, size, count)
-    check(seen["of_rows"], scan._BATCH_BYTES, size, count)
+    check(seen["of_rows"], file_reading._BATCH_BYTES, size, count)

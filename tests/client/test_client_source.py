@@ -19,11 +19,11 @@ from client.application import Application, server_state, writing
 from client.conftest import AsyncAsSync, Blocking
 from tailrace import Deletion, Mutation, Position, Rollback, Snapshot, StreamEnd
 from tailrace.client.aio import Source
-from tailrace.client.bounds import SeenEnd
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.client.nodes import KnownNode
 from tailrace.client.progress import Progress
+from tailrace.client.read_options import SeenEnd
 from tailrace.client.resume import Reading
 from tailrace.errors import ConnectError, LoginError, UsageError
 from tailrace.testing.running import RunningNode

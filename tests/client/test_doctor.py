@@ -18,13 +18,13 @@ from spark.local_jobs import LocalJobs
 from tailrace.cli.main import main
 from tailrace.client.doctor.examination import Examination
 from tailrace.client.doctor.findings import Finding, Severity, numbers
-from tailrace.client.naming import find_seeds
+from tailrace.client.srv_records import find_seeds
 from tailrace.client.tls import TlsOptions
 from tailrace.clock import ManualClock, SystemClock
 from tailrace.connstr import Address, parse
-from tailrace.spark.rounds.checkup import examine_table
 from tailrace.spark.rounds.connections import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror
+from tailrace.spark.rounds.table_findings import examine_table
 from tailrace.table.opening import open_table
 from tailrace.testing.running import RunningNode
 from tailrace.wire.admin import StatResponse
@@ -98,7 +98,7 @@ def test_the_page_names_every_check() -> None:
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
     source = Path(__file__).parents[2] / "src" / "tailrace"
     code = "".join(path.read_text() for path in (source / "client" / "doctor").glob("*.py"))
-    code += (source / "spark" / "rounds" / "checkup.py").read_text()
+    code += (source / "spark" / "rounds" / "table_findings.py").read_text()
     checks = set(re.findall(r'\b(?:ok|warning|error|made)\(\s*"([a-z-]+)"', code)) | {"names", "reach", "tls"}
     assert len(checks) > 12
     assert [check for check in sorted(checks) if f"| `{check}` |" not in page] == []

@@ -17,8 +17,8 @@ from client.dns_server import DnsServer
 from client.fake_server import FakeServer, accepted, marker, mutation
 from tailrace.client.cluster_map import ClusterMap, MapContext
 from tailrace.client.kv import KvClient
-from tailrace.client.naming import find_seeds
 from tailrace.client.nodes import Nodes
+from tailrace.client.srv_records import find_seeds
 from tailrace.cluster.takeover import _Node
 from tailrace.connstr import Address, parse
 from tailrace.errors import ConnectError, RemoteProtocolError, UsageError

@@ -16,7 +16,7 @@ import pytest
 
 import tailrace.testing
 from client.application import Application, events_of, server_state
-from tailrace.client.checkpoints import MemoryState
+from tailrace.client.state_store import MemoryState
 from tailrace.testing.running import RunningNode
 
 VBUCKETS = 2

@@ -18,9 +18,9 @@ import tailrace
 from client.fake_server import UUID, FakeServer, accepted, marker, mutation, noop
 from client.fake_server import Connection as FakeConnection
 from tailrace import Mutation, Snapshot, StreamEnd
-from tailrace.client.checkpoints import MemoryState
 from tailrace.client.connection import Connection
 from tailrace.client.kv import KvClient
+from tailrace.client.state_store import MemoryState
 from tailrace.errors import (
     ConnectError,
     FramingError,

@@ -22,12 +22,12 @@ import pytest
 
 import tailrace.testing
 from tailrace.cli.main import main
-from tailrace.client.checkpoints import FileState
 from tailrace.client.events import Event
 from tailrace.client.jsonlines import json_line
 from tailrace.client.recording import Recorder, Recording
 from tailrace.client.replay import ReplayServer
-from tailrace.client.text import TextLines
+from tailrace.client.state_store import FileState
+from tailrace.client.text_lines import TextLines
 from tailrace.errors import UsageError
 from tailrace.files import DiskFile
 from tailrace.testing.faulty_files import no_space

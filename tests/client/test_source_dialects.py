@@ -18,9 +18,9 @@ import tailrace.testing
 from client.application import Application, server_state, writing
 from tailrace import Deletion, Expiration, Flush, Mutation, Position, Rollback, Snapshot, TapSettings
 from tailrace.cli.main import main
-from tailrace.client.checkpoints import MemoryState
 from tailrace.client.kv import KvClient
 from tailrace.client.resume import _REQUESTED_AT_ONCE
+from tailrace.client.state_store import MemoryState
 from tailrace.errors import UsageError
 from tailrace.testing.running import RunningNode
 

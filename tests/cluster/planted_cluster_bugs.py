@@ -21,7 +21,7 @@ from tailrace.protocol.dcp.replica_stream import ReplicaStream
 from tailrace.server.durability import CopyTracker
 from tailrace.store.base import ReceivedRange
 from tailrace.store.bucket import EngineBucket
-from tailrace.store.received import ReceivedHistory
+from tailrace.store.received_history import ReceivedHistory
 from tailrace.store.received_snapshots import ReceivedSnapshots
 from tailrace.store.vbucket import EngineVBucket
 from tailrace.store.vbucket_history import History

@@ -12,11 +12,11 @@ import random
 from collections.abc import Callable, Iterable
 
 from cluster.sim_network import HOST, Dial
-from tailrace.client.bounds import ReadOptions
 from tailrace.client.catalog import Catalog
 from tailrace.client.events import Deletion, Expiration, Mutation, Rollback, SeqnoAdvanced
 from tailrace.client.nodes import KnownNode, Nodes
 from tailrace.client.progress import Progress, SavedPosition
+from tailrace.client.read_options import ReadOptions
 from tailrace.client.resume import Reading
 from tailrace.connstr import Address, ConnectionString
 from tailrace.errors import ConnectError, TailraceError

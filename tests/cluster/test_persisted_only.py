@@ -19,7 +19,7 @@ from cluster.follow import FeedReader, Mirrored, State, chains, given, mirroring
 from cluster.processes import KEYS, RETRY_FOR_S, cluster, documents, replicated, until, url
 from tailrace.client.events import Mutation, Rollback
 from tailrace.errors import UsageError
-from tailrace.spark.rounds.verdicts import HeldBack
+from tailrace.spark.rounds.troubled_vbuckets import HeldBack
 
 pytestmark = pytest.mark.xdist_group("cluster")
 

@@ -19,7 +19,7 @@ import pytest
 from server.serverkit import Wire
 from tailrace.clock import ManualClock
 from tailrace.spark.rounds.progress import RoundProgress, Standing, TableFigures
-from tailrace.web import HttpBeside, HttpFigures, HttpOptions, Past
+from tailrace.web import ChartSamples, HttpFigures, HttpOptions, HttpThread
 from tailrace.web.mirror_figures import MirrorFigures
 from tailrace.wire import admin
 
@@ -95,7 +95,7 @@ def test_a_node_after_load_failover_and_a_refused_login(tmp_path: Path) -> None:
 
 def test_a_mirror_after_a_rollback(tmp_path: Path) -> None:
     clock = ManualClock(time.time() - 100)
-    figures, past = MirrorFigures("default", "people", clock=clock), Past(clock)
+    figures, past = MirrorFigures("default", "people", clock=clock), ChartSamples(clock)
     figures.standing = lambda: Standing(clock.monotonic() - 1.4, (0,))
     seconds = {"plan": 0.1, "read": 0.4, "write": 0.3, "schedule": 0.1, "commit": 0.2, "maintain": 0.05}
     tables = (TableFigures("people", 12, 340, 40, 3600.0),)
@@ -127,7 +127,7 @@ def test_a_mirror_after_a_rollback(tmp_path: Path) -> None:
         "behind": 0,
     }
     shown = HttpFigures("mirror", figures.stats, figures.metrics, figures.why_not_ready, figures.sample, past)
-    with HttpBeside(HttpOptions(0), shown) as beside:
+    with HttpThread(HttpOptions(0), shown) as beside:
         page = browse(f"http://127.0.0.1:{beside.port}/", tmp_path / "one", "mirror-after-rollback")
         figures.status = {"message": "waiting for nodes; 64 vbuckets: 127.0.0.1:1 (connection refused)"}
         alone = browse(f"http://127.0.0.1:{beside.port}/", tmp_path / "two", "mirror-without-a-node")
@@ -142,10 +142,10 @@ def test_a_mirror_after_a_rollback(tmp_path: Path) -> None:
 
 
 def test_a_mirror_that_has_not_committed_yet_is_not_well_yet(tmp_path: Path) -> None:
-    figures, past = MirrorFigures("default", "people"), Past(ManualClock(time.time()))
+    figures, past = MirrorFigures("default", "people"), ChartSamples(ManualClock(time.time()))
     figures.status = {"message": "round 0: reading 3,000 changes of 64 vbuckets"}
     shown = HttpFigures("mirror", figures.stats, figures.metrics, figures.why_not_ready, figures.sample, past)
-    with HttpBeside(HttpOptions(0), shown) as beside:
+    with HttpThread(HttpOptions(0), shown) as beside:
         page = browse(f"http://127.0.0.1:{beside.port}/", tmp_path / "one", "mirror-starting")
     assert 'class="waits">Nothing is committed yet: round 0: reading 3,000 changes' in page
     assert "known after the first round" in page

@@ -19,7 +19,7 @@ from interop.browser import Browser, browsing
 from interop.test_pages_in_chromium import CHROMIUM, SHOTS
 from tailrace.clock import ManualClock
 from tailrace.spark.rounds.progress import RoundProgress, Standing, TableFigures
-from tailrace.web import HttpBeside, HttpFigures, HttpOptions, Past
+from tailrace.web import ChartSamples, HttpFigures, HttpOptions, HttpThread
 from tailrace.web.mirror_figures import MirrorFigures
 
 pytestmark = [
@@ -138,7 +138,7 @@ def test_a_node_on_a_phone(browser: Browser, page: str, scheme: str) -> None:
 def test_a_mirror_after_a_long_run(browser: Browser) -> None:
     """An hour of rounds: pointing shows the figures of a moment, and the charts the chosen time span."""
     clock = ManualClock(time.time() - 3700)
-    figures, past = MirrorFigures("default", "people", clock=clock), Past(clock)
+    figures, past = MirrorFigures("default", "people", clock=clock), ChartSamples(clock)
     figures.standing = lambda: Standing(clock.monotonic() - 0.4, (0,))
     seconds = {"plan": 0.1, "read": 0.4, "write": 0.3, "schedule": 0.1, "commit": 0.2, "maintain": 0.05}
     for number in range(740):
@@ -161,7 +161,7 @@ def test_a_mirror_after_a_long_run(browser: Browser) -> None:
         past.add(figures.sample())
         clock.advance(5)
     shown = HttpFigures("mirror", figures.stats, figures.metrics, figures.why_not_ready, figures.sample, past)
-    with HttpBeside(HttpOptions(0), shown) as beside:
+    with HttpThread(HttpOptions(0), shown) as beside:
         browser.resize(1100, 900)
         browser.go(f"http://127.0.0.1:{beside.port}/")
         browser.wait_for(

@@ -9,11 +9,11 @@ from typing import Any, Self, TypeVar
 
 from tailrace import rng
 from tailrace.clock import ManualClock
+from tailrace.server.document_values import tombstone_value
 from tailrace.server.http import HttpRequestBuffer, HttpService
 from tailrace.server.node import Node
 from tailrace.server.session import Session
 from tailrace.server.settings import Settings
-from tailrace.server.values import tombstone_value
 from tailrace.store.engine import Engine
 from tailrace.wire.admin import Hello, HelloResponse
 from tailrace.wire.codes import Magic, Status

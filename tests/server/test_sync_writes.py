@@ -17,7 +17,7 @@ from server.serverkit import Bench, Wire, ask, take
 from server.test_durable_writes import set_map
 from tailrace import Aborted, Committed, Deletion, Mutation, Prepared, SeqnoAdvanced
 from tailrace.client.jsonlines import json_line
-from tailrace.client.text import TextLines
+from tailrace.client.text_lines import TextLines
 from tailrace.errors import UsageError
 from tailrace.model import MAX_CAS, MAX_REPLICA_REV, MAX_SEQNO
 from tailrace.server.topology import NodeAddress, bucket_map

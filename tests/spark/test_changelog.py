@@ -22,7 +22,7 @@ from spark.naive import bucket_state, table_state
 from tailrace.spark.rounds import committing
 from tailrace.spark.rounds.changes import CHANGES_SCHEMA, expired_files
 from tailrace.spark.rounds.connections import close_idle_sources
-from tailrace.spark.rounds.one_off import maintain_once
+from tailrace.spark.rounds.maintenance_once import maintain_once
 from tailrace.spark.rounds.progress import RoundProgress
 from tailrace.spark.rounds.setup import build_mirror
 from tailrace.spark.rounds.task import RoundTask

@@ -19,7 +19,7 @@ from tailrace.errors import LoginError
 from tailrace.spark import api
 from tailrace.spark.rounds.handle import MirrorHandle
 from tailrace.spark.rounds.progress import RoundProgress
-from tailrace.table.waiting import wait_for
+from tailrace.table.mutation_tokens import wait_for
 
 
 @pytest.fixture(autouse=True)

@@ -165,7 +165,7 @@ def test_a_first_load_needs_no_compaction(
         return replace(state, homes={vbucket: f"node {vbucket % nodes}" for vbucket in state.homes})
 
     monkeypatch.setattr(BucketWatch, "look", look_elsewhere)
-    monkeypatch.setattr("tailrace.spark.rounds.targets.TableWriter", partial(TableWriter, max_rows=500))
+    monkeypatch.setattr("tailrace.spark.rounds.task_targets.TableWriter", partial(TableWriter, max_rows=500))
     monkeypatch.setattr(_Waves, "FIRST_CHANGES", 60)
     monkeypatch.setattr(_Waves, "MOST_CHANGES", 100)
     with tailrace.testing.node(vbuckets=64) as node:

@@ -14,9 +14,9 @@ from pyroaring import BitMap
 from tailrace.model import MAX_U64, Position
 from tailrace.table.contract import Commit, DataFile, MaintenanceReport, Table, TableVersion, Vector
 from tailrace.table.document_columns import DocumentColumns
+from tailrace.table.file_reading import scan
 from tailrace.table.hashing import KeyHash
 from tailrace.table.rows import table_schema
-from tailrace.table.scan import scan
 from tailrace.table.store import TableStore
 
 _MARK = Vector("m", "", None, 0, 0)

@@ -18,10 +18,10 @@ from tailrace.table.datafile import DataFileWriter
 from tailrace.table.ddl import format_ddl
 from tailrace.table.delta.table import DeltaMirrorTable
 from tailrace.table.document_columns import DocumentColumns
+from tailrace.table.file_reading import scan
 from tailrace.table.hashing import KeyHash
 from tailrace.table.row_digest import digest_rows
 from tailrace.table.rows import table_schema
-from tailrace.table.scan import scan
 from tailrace.table.store import TableStore
 from tailrace.table.typed import RESCUED
 

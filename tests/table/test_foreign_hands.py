@@ -30,11 +30,11 @@ from tailrace.table.contract import (
 )
 from tailrace.table.delta.log import DeltaLog, commit_path
 from tailrace.table.delta.table import DeltaMirrorTable
+from tailrace.table.file_reading import read_rows_at
 from tailrace.table.hashing import KeyHash
 from tailrace.table.index import open_index, row_numbers
 from tailrace.table.merging import MergeSource, merge_files
 from tailrace.table.rows import table_schema
-from tailrace.table.scan import read_rows_at
 from tailrace.table.store import TableStore
 
 NOW_MS = 1_700_000_000_000

@@ -14,10 +14,10 @@ from pyroaring import BitMap
 from tailrace.columns.batch import SCHEMA
 from tailrace.table import datafile, merging
 from tailrace.table.datafile import size_of
+from tailrace.table.file_reading import read_rows_at
 from tailrace.table.hashing import KeyHash
 from tailrace.table.merging import MergeSource, merge_files
 from tailrace.table.rows import table_schema
-from tailrace.table.scan import read_rows_at
 from tailrace.table.sink import TableWriter
 from tailrace.table.store import TableStore
 

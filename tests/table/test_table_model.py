@@ -23,10 +23,10 @@ from tailrace.table import hashing
 from tailrace.table.compaction import CompactionPolicy, CompactionStep, finish_step, next_step
 from tailrace.table.contract import Commit, DataFile, Table, TaskResult
 from tailrace.table.delta.table import DeltaMirrorTable
+from tailrace.table.file_reading import scan
 from tailrace.table.hashing import KeyHash
 from tailrace.table.rollback import roll_back
 from tailrace.table.rows import TABLE_SCHEMA
-from tailrace.table.scan import scan
 from tailrace.table.sink import TableWriter
 
 VBUCKETS = 8

@@ -28,7 +28,7 @@ from tailrace.spark.rounds.progress import RoundProgress, Standing, TableCounts,
 from tailrace.store.base import StoreSettings
 from tailrace.store.engine import Engine
 from tailrace.testing.running import RunningNode
-from tailrace.web import HttpBeside, HttpFigures, HttpOptions
+from tailrace.web import HttpFigures, HttpOptions, HttpThread
 from tailrace.web.catalog import (
     MIRROR,
     MIRROR_VBUCKETS,
@@ -280,7 +280,7 @@ def test_a_reader_serves_its_figures_with_a_login() -> None:
     shown = HttpFigures("reader", reader.stats, reader.metrics, reader.why_not_ready)
     with (
         RunningNode(vbuckets=4) as node,
-        HttpBeside(HttpOptions(0, users={"ada": "secret"}), shown) as beside,
+        HttpThread(HttpOptions(0, users={"ada": "secret"}), shown) as beside,
     ):
         base = f"http://127.0.0.1:{beside.port}"
         node.set_many({f"key{number}": number for number in range(20)})
@@ -382,7 +382,7 @@ def test_a_node_serves_them_over_tls_as_its_users_log_in(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("path", ["/api/events", "/metrics"])
 def test_only_get(path: str, tmp_path: Path) -> None:
-    beside = HttpBeside(HttpOptions(0), HttpFigures("reader", dict, lambda _: FigureSheet(()), lambda: ""))
+    beside = HttpThread(HttpOptions(0), HttpFigures("reader", dict, lambda _: FigureSheet(()), lambda: ""))
     with beside:
         request = urllib.request.Request(f"http://127.0.0.1:{beside.port}{path}", data=b"x")
         with pytest.raises(urllib.error.HTTPError, match=r"405|404"):
@@ -399,7 +399,7 @@ def test_who_is_busy_is_alive() -> None:
         return {}
 
     shown = HttpFigures("reader", stats, lambda _vbuckets: FigureSheet(READER), lambda: "")
-    with HttpBeside(HttpOptions(0), shown) as beside:
+    with HttpThread(HttpOptions(0), shown) as beside:
         base = f"http://127.0.0.1:{beside.port}"
         waiting = threading.Thread(target=lambda: urllib.request.urlopen(f"{base}/api/stats").read())
         waiting.start()

@@ -19,7 +19,7 @@ from ..units import format_size
 from ..wire.describe import Description
 from ..wire.dialect import DIALECTS, Dialect
 from ..wire.message import Direction
-from ..wire.offline import Observer, Tape, is_whole, read
+from ..wire.observer import Observer, Tape, is_whole, read
 from .common import INPUT_FILE, Integer, JsonLines, json_option, note, standard_input, use_colour
 from .common import command as make_command
 

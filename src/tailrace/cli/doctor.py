@@ -110,7 +110,7 @@ def command(
 
 def _of_table(uri: str, storage: dict[str, str], bucket: str, facts: BucketFacts | None) -> Iterator[Finding]:
     from ..client.doctor.findings import error
-    from ..spark.rounds.checkup import examine_table
+    from ..spark.rounds.table_findings import examine_table
     from ..table.opening import TableOptions, open_table
 
     try:

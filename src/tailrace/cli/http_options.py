@@ -63,14 +63,14 @@ def serving_http(options: dict[str, Any], figures: HttpFigures) -> Iterator[None
     if port is None:
         yield
         return
-    from ..web import HttpBeside, HttpOptions
+    from ..web import HttpOptions, HttpThread
 
     who = users_from(users, users_file, option="--http-users-file")
     if not who and not is_loopback(host, option="--http-host"):
         raise UsageError(f"--http-host {host} is open to others, so add users with --http-user NAME:PASSWORD")
     context: ssl.SSLContext | None = tls_context(cert, key, names=("--http-cert", "--http-key"))
     try:
-        beside = HttpBeside(HttpOptions(port, host, who, context), figures)
+        beside = HttpThread(HttpOptions(port, host, who, context), figures)
     except OSError as error:
         raise cant_listen(host, port, error, "--http-port") from None
 

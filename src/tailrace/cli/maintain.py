@@ -44,7 +44,7 @@ def command(
     at all. Earlier versions are what a rollback returns to: one that goes back further than the oldest of
     them reads its vbuckets again from the beginning. No Spark is started.
     """
-    from ..spark.rounds.one_off import maintain_once
+    from ..spark.rounds.maintenance_once import maintain_once
     from ..table.opening import TableOptions, open_table
 
     if keep_hours is not None and undo is None:

@@ -42,8 +42,8 @@ def command(table: str, sql: str, as_json: bool, storage_options: tuple[str, ...
     started.
     """
     from ..table.contract import TableDamaged
+    from ..table.file_reading import rows_per_batch
     from ..table.opening import TableOptions, open_table, query_table
-    from ..table.scan import rows_per_batch
     from ..table.store import without_secrets
 
     storage = parse_storage_options(storage_options)

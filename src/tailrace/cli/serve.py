@@ -431,9 +431,9 @@ def _give_memory_back(
 
 async def _start(options: _Options) -> tuple[Server, int | None]:
     from ..server.aio import Server, listen
+    from ..server.document_values import tombstone_value
     from ..server.fault_server import FaultServer
     from ..server.node import Node
-    from ..server.values import tombstone_value
     from ..store.engine import Engine
 
     sockets = _listen(listen, options.host, options.port)
@@ -461,7 +461,7 @@ async def _start(options: _Options) -> tuple[Server, int | None]:
         await server.start(sockets, tls_sockets, options.tls)
         web_port = None
         if options.web_port is not None:
-            from ..web import Past, connection_handler, keep_past, node_service
+            from ..web import ChartSamples, connection_handler, keep_samples, node_service
 
             web_sockets = _listen(listen, options.host, options.web_port, "--http-port")
             faults = None
@@ -470,10 +470,10 @@ async def _start(options: _Options) -> tuple[Server, int | None]:
 
                 assert options.fault_token is not None
                 faults = FaultKit(server, options.fault_token)
-            past = Past()
-            handle = connection_handler(node_service(server.node, server, faults, past))
+            samples = ChartSamples()
+            handle = connection_handler(node_service(server.node, server, faults, samples))
             web_port = await server.start_web(web_sockets, handle, options.tls)
-            server.run_beside(keep_past(server.node, past))
+            server.run_beside(keep_samples(server.node, samples))
     except BaseException:
         engine.close()
         raise

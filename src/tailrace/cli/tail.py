@@ -36,9 +36,9 @@ from .common import json_option, run, url_argument, use_colour
 from .http_options import http_options, reading_over_http
 
 if TYPE_CHECKING:
-    from ..client.checkpoints import FileState
     from ..client.events import Event
     from ..client.progress import SavedPosition
+    from ..client.state_store import FileState
 
 _GROUP_EVENTS = 1_000
 
@@ -101,7 +101,7 @@ def command(
     reader by its name (--tap-name) instead of --state. With --group and --group-store several processes
     share the vbuckets, and the group keeps the positions.
     """
-    from ..client.text import TextLines
+    from ..client.text_lines import TextLines
     from .client import connect_options, group_from
 
     line: Callable[[Event], bytes] | None = None
@@ -144,7 +144,7 @@ class _Positions:
     """Where to start: the state file if there is one, then the file or the word of ``--from``."""
 
     def __init__(self, state: Path | None, start: str, bucket: str) -> None:
-        from ..client.checkpoints import FileState, parse_state
+        from ..client.state_store import FileState, parse_state
 
         self.file: FileState | None = None if state is None else FileState(state, bucket=bucket)
         self.start = start if start in ("beginning", "now") else "beginning"

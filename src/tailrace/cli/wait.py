@@ -26,7 +26,7 @@ def command(table: str, tokens: tuple[str, ...], timeout: float, storage_options
 
     Exits with 0 when it does, and with 1 when the bucket has taken one of them back or the time is up.
     """
-    from ..table.waiting import wait_for
+    from ..table.mutation_tokens import wait_for
 
     version = wait_for(table, tokens, timeout, storage_options=parse_storage_options(storage_options))
     note(f"the table holds them; it is at version {version}")

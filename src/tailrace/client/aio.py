@@ -29,23 +29,23 @@ from ..history import FailoverLog
 from ..model import Position
 from ..protocol.script import ask
 from ..wire.admin import DeregisterTapClient
-from .asking import Asking
 from .autosave import Autosave
-from .bounds import End, Start
 from .catalog import Catalog
 from .connection import Connection
 from .connections import Connections
-from .copies import CopiesOnDisk
+from .copy_survey import CopiesOnDisk
 from .events import Event
 from .groups.reader import GroupAutosave, GroupReader
 from .keywords import shows_keywords
-from .naming import find_seeds
+from .node_questions import NodeQuestions
 from .nodes import Nodes
 from .options import SourceKeywords, SourceOptions, complete, read_options, resolve
 from .portion import Portion, release
-from .questions import failover_logs, high_seqnos
+from .question_scripts import failover_logs, high_seqnos
+from .read_options import End, Start
 from .resume import Reading
 from .rollback_count import RollbackCount
+from .srv_records import find_seeds
 from .tls import tls_context
 
 __all__ = ["Source", "connect"]
@@ -104,7 +104,7 @@ class Source:
             failed=self._fail,
             is_busy=self._is_busy,
         )
-        self._asking = Asking(
+        self._asking = NodeQuestions(
             self._nodes,
             self._connections,
             reading=lambda: self._reading,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from .checkpoints import StateStore
 from .progress import SavedPosition
+from .state_store import StateStore
 
 __all__ = ["Autosave"]
 

@@ -26,12 +26,12 @@ from ..errors import TailraceError, UsageError
 from ..history import FailoverLog
 from ..model import Position
 from . import aio
-from .bounds import End, Start
-from .copies import CopiesOnDisk
+from .copy_survey import CopiesOnDisk
 from .events import Event
 from .keywords import shows_keywords
 from .options import SourceKeywords, SourceOptions
 from .portion import Portion
+from .read_options import End, Start
 
 __all__ = ["BlockingSource", "connect_sync"]
 

@@ -12,7 +12,7 @@ from ..errors import RemoteProtocolError, UsageError
 from ..protocol.script import Script
 from ..wire.admin import GetCollectionsManifest
 from ..wire.codes import Status
-from .left_out import LeftOut
+from .internal_documents import InternalDocuments
 from .nodes import KnownNode
 
 __all__ = ["Catalog", "full_path"]
@@ -40,7 +40,7 @@ class Catalog:
     ) -> None:
         if scope and collections:
             raise UsageError("a reading is limited to a scope or to collections, not both")
-        self.left_out = LeftOut(
+        self.left_out = InternalDocuments(
             # a filter at the node lets nothing else through, so all that comes was asked for
             system=not (include_system or scope or collections),
             transactions=not include_transactions,

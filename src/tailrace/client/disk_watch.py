@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 
 from ..connstr import Address
 from ..protocol.dcp.reader import DcpReader
-from .copies import in_words
+from .copy_survey import in_words
 from .nodes import KnownNode, Nodes
 from .progress import Progress
-from .questions import persisted_seqno
+from .question_scripts import persisted_seqno
 
 __all__ = ["DiskWatch"]
 

@@ -18,7 +18,7 @@ from ..logs import log_event
 from ..model import Position
 from ..protocol.dcp.reader import DcpReader
 from ..protocol.states import ReadingState
-from .copies import counted
+from .copy_survey import counted
 from .disk_watch import DiskWatch
 from .nodes import Nodes
 from .portion import Portion

@@ -40,7 +40,7 @@ from ..wire.kv import Delete, Get, GetMeta, Set
 from .cluster_map import vbucket_of
 from .kv_connection import KvConnection
 from .kv_nodes import KvNodes
-from .questions import seqnos_of
+from .question_scripts import seqnos_of
 from .retry import RETRIED, Backoff
 from .tls import TlsOptions, tls_context
 

@@ -13,7 +13,7 @@ from ..wire.admin import GetAllVbSeqnos, GetClusterConfig
 from ..wire.codes import Status
 from .cluster_map import ClusterMap, MapContext
 from .kv_connection import KvConnection
-from .naming import find_seeds
+from .srv_records import find_seeds
 
 __all__ = ["KvNodes"]
 

@@ -17,11 +17,11 @@ from ..protocol.dcp.reader import ReaderSettings
 from ..protocol.tap.reader import TapSettings
 from ..units import KAFKA_PLACES
 from ..wire.header import MAX_NAME_BYTES
-from .bounds import End, ReadOptions, Start
-from .checkpoints import FileState, StateStore
 from .dialects import CANNOT, DIALECTS, Speech, speech_of
 from .groups.record import Slot, parse_slot
 from .keywords import check_names, check_types
+from .read_options import End, ReadOptions, Start
+from .state_store import FileState, StateStore
 from .tls import TlsOptions
 
 __all__ = ["SourceKeywords", "SourceOptions", "read_options", "resolve"]

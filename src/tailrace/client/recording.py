@@ -139,7 +139,7 @@ class Recording:
             self.vbucket_count = count
             self._read(file)
 
-    def story(self, vbucket: int) -> list[Exchange]:
+    def replayable(self, vbucket: int) -> list[Exchange]:
         """The exchanges of a vbucket up to the last one with a stream. If the recording stopped after its
         reader was sent back, it has nothing of the branch that the reader would have gone to.
         """
@@ -149,16 +149,16 @@ class Recording:
 
     def high_seqno(self, vbucket: int) -> int:
         """The seqno of a vbucket when the recording stopped, on the branch that it had then."""
-        story = self.story(vbucket)
-        if not story:
+        exchanges = self.replayable(vbucket)
+        if not exchanges:
             return 0
         # a stream that brought nothing ends where it began
-        return story[-1].last_seqno or dcp.DcpStreamRequest.decode(story[-1].request).start_seqno
+        return exchanges[-1].last_seqno or dcp.DcpStreamRequest.decode(exchanges[-1].request).start_seqno
 
     def failover_log(self, vbucket: int) -> bytes | None:
         """The last failover log that was recorded, as it went over the wire."""
-        story = self.story(vbucket)
-        return story[-1].frames[0].value if story else None
+        exchanges = self.replayable(vbucket)
+        return exchanges[-1].frames[0].value if exchanges else None
 
     def _header(self, file: IO[bytes]) -> dict[str, Any]:
         if file.read(len(MAGIC)) != MAGIC:

@@ -1,7 +1,7 @@
 """A recording served as a producer: every stream request gets what was recorded for it, byte for byte.
 
 The handshake is made up; the streams are not. A request for a vbucket is answered with a recorded exchange of
-that vbucket (`story.py` says which): its answer (a rollback too), then all that followed, with no byte
+that vbucket (`ReplayedVBucket` says which): its answer (a rollback too), then all that followed, with no byte
 changed but the opaque. Flow control is obeyed, to spare a reader that falls behind, and no-ops are sent, so
 one that waits for more does not think that the connection is dead.
 """
@@ -22,7 +22,7 @@ from ..wire.dcp import DcpNoop, DcpStreamEnd, DcpStreamRequest
 from ..wire.framing import Framer
 from ..wire.header import Frame
 from .recording import Recording
-from .story import Story
+from .replayed_vbucket import ReplayedVBucket
 
 __all__ = ["ReplayServer"]
 
@@ -77,7 +77,7 @@ class _Session:
         self._server = server
         self._recording = server.recording
         self._writer = writer
-        self._stories: dict[int, Story] = {}
+        self._replayed: dict[int, ReplayedVBucket] = {}
         self._streams: deque[Iterator[bytes]] = deque()
         self._window = self._outstanding = 0
         self._wants_noops = False
@@ -178,9 +178,11 @@ class _Session:
         """Answer a stream request with what was recorded for it. When nothing is left, the stream stays open
         and silent, or ends if nothing more was asked for.
         """
-        story = self._stories.setdefault(frame.vbucket, Story(self._recording.story(frame.vbucket)))
+        replayed = self._replayed.setdefault(
+            frame.vbucket, ReplayedVBucket(self._recording.replayable(frame.vbucket))
+        )
         try:
-            stream = story.play(frame)
+            stream = replayed.play(frame)
         except ProtocolError:
             self._answer(frame, Status.EINVAL)
             return

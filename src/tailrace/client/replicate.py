@@ -33,13 +33,13 @@ from ..wire.codes import Datatype, WithMetaOption
 from ..wire.fields import encode_leb128, join_xattrs
 from ..wire.kv import DelWithMeta, SetWithMeta
 from .blocking import BlockingSource, connect_sync
-from .bounds import End, Start
 from .cluster_map import vbucket_of
 from .dialects import CANNOT
 from .events import Change, Deletion, Expiration, Flush, Mutation, Rollback, SystemEvent
 from .kv import KvClient
 from .manifest import with_changes
 from .options import SourceKeywords, SourceOptions
+from .read_options import End, Start
 from .write_batches import batched
 
 __all__ = ["Replicated", "Replicator"]

@@ -24,13 +24,13 @@ from ..protocol.dcp.received_stream import MarkerReceived, RequestRefused, Strea
 from ..protocol.states import ReadingInput, ReadingState
 from ..wire.codes import AddStreamFlag, Status, StreamEndStatus, status_name
 from ..wire.dcp import DcpStreamRequestResponse
-from .bounds import ReadOptions, SeenEnd, check_vbuckets
 from .catalog import Catalog
 from .cluster_map import ClusterMap
 from .held_portion import HeldPortion
 from .nodes import KnownNode, Nodes
 from .portion import Portion, end_reason, release
 from .progress import Progress, Roster, SavedPosition
+from .read_options import ReadOptions, SeenEnd, check_vbuckets
 from .retry import Backoff, is_temporary
 from .rollback_count import RollbackCount
 from .stream_limits import StreamLimits

@@ -15,7 +15,7 @@ from ..protocol.dcp.reader import DcpReader
 from ..protocol.states import ReadingInput, ReadingState
 from .nodes import Nodes
 from .progress import Progress, SavedPosition
-from .questions import high_seqnos, seqnos_and_logs
+from .question_scripts import high_seqnos, seqnos_and_logs
 
 __all__ = ["StreamLimits"]
 

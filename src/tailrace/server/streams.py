@@ -21,8 +21,8 @@ from ..wire.dcp import DcpMutation
 from ..wire.dcp_replication import DcpCommit
 from ..wire.dialect import DCP, TAP, UPR_A, UPR_B, Dialect, Role, opens_upr_a
 from ..wire.fields import checked_key, join_xattrs
+from .document_values import MAX_SYSTEM_XATTRS, checked_value, split_document, system_xattrs
 from .settings import Settings
-from .values import MAX_SYSTEM_XATTRS, checked_value, split_document, system_xattrs
 
 if TYPE_CHECKING:
     from ..store.base import VBucket

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..table.waiting import wait_for
+    from ..table.mutation_tokens import wait_for
     from .api import mirror, verify
     from .documents import infer_schema, rescued_count, typed
     from .live_table import table
@@ -58,7 +58,7 @@ _HOMES = {
     "table": ".live_table",
     "prepare_environment": ".spark_session",
     "session": ".spark_session",
-    "wait_for": "..table.waiting",
+    "wait_for": "..table.mutation_tokens",
 }
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from ..table.file_reading import scan
 from ..table.hashing import KeyHash
 from ..table.index import row_numbers
 from ..table.reading import LiveFile, LiveRows, PositionVector, read_table
-from ..table.scan import scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

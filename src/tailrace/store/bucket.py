@@ -15,14 +15,14 @@ from ..files import Files
 from ..history import FailoverLog
 from ..rng import unique_name, vb_uuid
 from ..wire.codes import Status, VBucketState
+from .accepted_losses import LossPolicy
 from .base import Job, StoreSettings
 from .bucket_metadata import BucketMetadata
 from .collections import Manifest
 from .journal import CommitJob, HybridClock
 from .log import Batch
-from .losses import LossPolicy
 from .recovery import recover
-from .rewriting import rewrite_what_is_left
+from .rewriting_after_loss import rewrite_what_is_left
 from .sealing import SealedStore
 from .vbucket import EngineVBucket
 from .vbucket_history import History

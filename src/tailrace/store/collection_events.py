@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ..wire.codes import SCOPE_EVENTS, SystemEventId
-from .drops import NO_DROPS, Drops
+from .dropped_collections import NO_DROPS, DroppedCollections
 from .format import collection_of, event_content, system_event, system_key
 from .index import newest_seqno
 
@@ -80,8 +80,8 @@ class CollectionEvents:
         """How many keys of an index are those of events."""
         return sum(key in index for key in {system_key(seen.event, seen.subject) for seen in self.known})
 
-    def drops_up_to(self, seqno: int) -> Drops:
-        return Drops(self.drops, seqno) if self.known else NO_DROPS
+    def drops_up_to(self, seqno: int) -> DroppedCollections:
+        return DroppedCollections(self.drops, seqno) if self.known else NO_DROPS
 
     def count_highs(self, index: Mapping[bytes, int]) -> None:
         """Find the last change in each collection."""

@@ -14,10 +14,10 @@ from ..clock import SYSTEM, Clock
 from ..errors import StoreCorrupt, StoreError, UsageError
 from ..files import DiskFiles, Files, MemoryFiles
 from ..rng import source
+from .accepted_losses import LOST, LossPolicy, lost
 from .base import StoreSettings
 from .bucket import EngineBucket
 from .format import FORMAT_VERSION, check_version
-from .losses import LOST, LossPolicy, lost
 from .manifest_file import MANIFEST, read_json, write_json
 
 __all__ = ["Engine", "check_bucket_name"]
@@ -45,7 +45,7 @@ def check_bucket_name(name: str) -> None:
 class Engine:
     """Opens a data directory, or memory if none is given, and locks it until it is closed.
 
-    With ``accept_loss`` it goes on without files that are missing or damaged, see `losses`.
+    With ``accept_loss`` it goes on without files that are missing or damaged, see `accepted_losses`.
     """
 
     def __init__(

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from ..files import Buffer, File, Files
 from ..frames import seqnos_at
 from ..large_bytes import LARGE_BYTES
+from .accepted_losses import lost
 from .format import BATCH, BATCH_MAGIC, FORMAT_VERSION, LOG, LOG_MAGIC, check_version, vbuckets_at
-from .losses import lost
 
 __all__ = [
     "Batch",

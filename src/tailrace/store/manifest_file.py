@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from ..errors import NotDurable
 from ..files import Files
-from .losses import lost
+from .accepted_losses import lost
 from .segment import Segment
 
 __all__ = [

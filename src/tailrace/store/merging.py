@@ -16,7 +16,7 @@ from ..frames import OPCODE_AT, Mask
 from ..wire.codes import DcpOpcode
 from .base import Compaction
 from .deduplication import Deduplicated
-from .drops import Drops
+from .dropped_collections import DroppedCollections
 from .format import SYSTEM, TOMBSTONE, delete_times_at, index_key, revs_at
 from .piece_reading import Scattered, gather
 from .segment import Frames, SegmentPiece, Seqnos, concatenate
@@ -189,7 +189,7 @@ class _Sieve:
             if wanted
             else (_NO_SEQNOS, _NO_SEQNOS)
         )
-        self._drops = Drops(plan.drops, floor)
+        self._drops = DroppedCollections(plan.drops, floor)
 
     def keep(self, frames: _Frames) -> Mask:
         """Which of some frames stay."""

@@ -2,7 +2,7 @@
 
 Only what is not sealed is read in full, so opening costs the same for a thousand documents and for a million.
 A log's last batch may be torn by a crash, if it is the newest log and the SYNCED file does not say that the
-batch was durable; anything else that does not fit is StoreCorrupt, or an accepted loss (see `losses`).
+batch was durable; anything else that does not fit is StoreCorrupt, or an accepted loss.
 Nothing is changed on disk before everything has been read.
 """
 
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from ..errors import StoreCorrupt
 from ..files import File
 from ..history import FailoverLog
+from .accepted_losses import LossPolicy, lost, set_aside
 from .format import LOG, vbucket_of
 from .log import Batch, LogHeader, log_header, log_name, log_number, read_log
-from .losses import LossPolicy, lost, set_aside
 from .manifest_file import MANIFEST
 from .segment import Segment, segment_name, segment_number
 from .synced_file import SYNCED

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from ..errors import StoreCorrupt
 from ..files import Buffer, Files
 from ..frames import CHUNK_BYTES, Bytes, Offsets
+from .accepted_losses import lost
 from .format import (
     BLOCK,
     BLOCK_MAGIC,
@@ -37,7 +38,6 @@ from .format import (
     checksum,
     padded,
 )
-from .losses import lost
 
 __all__ = ["Block", "Frames", "Segment", "SegmentPiece", "pieces_of", "segment_name", "segment_number"]
 

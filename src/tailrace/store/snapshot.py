@@ -12,7 +12,7 @@ from ..large_bytes import LARGE_BYTES
 from ..wire.codes import DcpOpcode
 from ..wire.header import HEADER_SIZE
 from .deduplication import NOTHING_DEDUPLICATED, Deduplicated
-from .drops import Drops
+from .dropped_collections import DroppedCollections
 from .format import NOTE_SHIFT, NOTE_TRAITS, SYSTEM
 from .segment import Frames, SegmentPiece
 
@@ -113,7 +113,7 @@ def fold(
     frames: list[bytes],
     seqnos: Sequence[int],
     notes: Sequence[int],
-    drops: Drops,
+    drops: DroppedCollections,
     only: Deduplicated | None = None,
 ) -> tuple[list[bytes], bytes]:
     """Only the newest version of each key, from changes in order; and their traits. With ``only``, every
@@ -163,7 +163,7 @@ class DiskSnapshot:
         end: int,
         pieces: Sequence[SegmentPiece],
         dead: npt.NDArray[np.uint64],
-        drops: Drops,
+        drops: DroppedCollections,
         *,
         rest: MemorySnapshot | None = None,
         history_start: int = 0,

@@ -41,7 +41,7 @@ from .format import (
     seqno_of,
 )
 from .index import EXISTS, REV_SHIFT, make_entry, newest_seqno
-from .received import ReceivedHistory, check_metadata
+from .received_history import ReceivedHistory, check_metadata
 
 __all__ = ["EngineVBucket"]
 

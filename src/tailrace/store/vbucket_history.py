@@ -1,8 +1,8 @@
 """A vbucket's history: numbered changes in memory and in segments, the index of its keys, its state and
 branches.
 
-What may be written is decided in `vbucket`; what comes from elsewhere, in `received`. Here a change is a
-frame that has its seqno already, and each one that is made or received is added by `_append`.
+`vbucket` decides what may be written, `received_history` what is taken from elsewhere. Here a change is a
+frame that has its seqno already; each is added by `_append`.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from pyroaring import BitMap
 
 from .contract import DataFile
 from .datafile import MAX_FILE_BYTES, MAX_FILE_ROWS, DataFileWriter
+from .file_reading import read_rows_at
 from .hashing import Hashes, KeyHash
 from .index import Rows, open_index, row_numbers
-from .scan import read_rows_at
 from .store import TableStore
 
 __all__ = ["MergeSource", "merge_files"]

@@ -22,10 +22,10 @@ from pyroaring import BitMap
 from ..errors import UsageError
 from ..model import Position, parse_positions
 from .contract import DataFile, Table
+from .file_reading import scan
 from .hashing import KeyHash
 from .lookup import rows_of_vbuckets
 from .opening import TableOptions, open_table
-from .scan import scan
 
 if TYPE_CHECKING:
     import pandas

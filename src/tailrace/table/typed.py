@@ -2,8 +2,8 @@
 
 Arrow's reader parses many documents at once, strictly: a number is no text, 1.5 is no whole number. Where it
 finds a document that does not fit, the documents are divided until those that fit are apart; the few that are
-left are taken one by one, by `fitting`, which says what a value must be and what is wrong with it. Nothing is
-dropped: what does not fit stands in the column ``_rescued``, an object of the field's path:
+left are taken one by one, by `column_values`, which says what a value must be and what is wrong with it.
+Nothing is dropped: what does not fit stands in the column ``_rescued``, an object of the field's path:
 
     {"age": {"value": "12", "reason": "a string, not INT"}, "address.zip": {…}}
 
@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 from numpy.typing import NDArray
 
-from .fitting import DATE, TIME, Misfits, fit, rescued_json, step_path, try_document
+from .column_values import DATE, TIME, Misfits, fit, rescued_json, step_path, try_document
 from .inferring import common_type, extended_type, has_more, type_of
 
 __all__ = ["RESCUED", "DocumentShape", "ParsedDocuments"]

@@ -23,10 +23,10 @@ from ..files import DiskFiles, Files, MemoryFiles
 from ..protocol.sasl import Users
 from ..server.aio import Server, ServerConnection, listen, new_loop
 from ..server.bucket import ServedBucket
+from ..server.document_values import checked_value, split_document, tombstone_value
 from ..server.node import Node
 from ..server.settings import Settings
 from ..server.upstream import ReplicationSource, Upstream
-from ..server.values import checked_value, split_document, tombstone_value
 from ..store.base import Compaction, Job, VBucket, Written
 from ..store.engine import Engine
 from ..store.format import StoredDocument

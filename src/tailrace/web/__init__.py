@@ -1,16 +1,16 @@
 """What a node, a reader and a mirror show over HTTP: the page, JSON, metrics and health."""
 
-from .beside import HttpBeside, HttpFigures, HttpOptions
+from .chart_samples import ChartSamples
 from .http import connection_handler
-from .node import keep_past, node_service
-from .past import Past
+from .http_thread import HttpFigures, HttpOptions, HttpThread
+from .node import keep_samples, node_service
 
 __all__ = [
-    "HttpBeside",
+    "ChartSamples",
     "HttpFigures",
     "HttpOptions",
-    "Past",
+    "HttpThread",
     "connection_handler",
-    "keep_past",
+    "keep_samples",
     "node_service",
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..clock import SYSTEM, Clock
 from .catalog import MIRROR, MIRROR_VBUCKETS, FigureSheet
-from .past import EVERY_S, Sample
+from .chart_samples import EVERY_S, Sample
 
 if TYPE_CHECKING:
     from ..spark.rounds.progress import RoundProgress, Standing, TableCounts, TableFigures

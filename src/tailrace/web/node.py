@@ -8,36 +8,39 @@ from typing import TYPE_CHECKING
 from ..server import stats
 from ..server.http import HttpAnswer, HttpContent, HttpRequest, HttpService, http_error
 from ..server.management import is_host_of, login_of, serve_management
+from .chart_samples import ChartSamples, Sample
 from .faults import PREFIX as FAULTS
 from .faults import FaultKit
 from .http import Route, exposition, is_open, json_in_steps, page_routes, routed, stepwise
 from .node_figures import gather_node_figures
 from .node_view import gather_node_sample, gather_node_view, vbucket_view
-from .past import Past, Sample
 
 if TYPE_CHECKING:
     from ..server.aio import Server
     from ..server.node import Node
 
-__all__ = ["keep_past", "node_service"]
+__all__ = ["keep_samples", "node_service"]
 
 
-async def keep_past(node: Node, past: Past) -> None:
+async def keep_samples(node: Node, samples: ChartSamples) -> None:
     """Take samples of a node for its page until this is cancelled."""
 
     async def sample() -> Sample:
         return await stepwise(gather_node_sample(node))
 
-    await past.keep(sample)
+    await samples.keep(sample)
 
 
 def node_service(
-    node: Node, server: Server | None = None, faults: FaultKit | None = None, past: Past | None = None
+    node: Node,
+    server: Server | None = None,
+    faults: FaultKit | None = None,
+    samples: ChartSamples | None = None,
 ) -> HttpService:
-    """The service of a node, on its port of the page; with a fault kit that too. ``past`` is what
-    `keep_past` fills.
+    """The service of a node, on its port of the page; with a fault kit that too. ``samples`` is what
+    `keep_samples` fills.
     """
-    answers = _NodeAnswers(node, server, faults, Past(node.clock) if past is None else past)
+    answers = _NodeAnswers(node, server, faults, ChartSamples(node.clock) if samples is None else samples)
 
     def needs_no_login(path: str) -> bool:
         return is_open(path) or (faults is not None and _is_fault(path))  # the kit has its token
@@ -52,7 +55,9 @@ def _is_fault(path: str) -> bool:
 class _NodeAnswers:
     """By path."""
 
-    def __init__(self, node: Node, server: Server | None, faults: FaultKit | None, past: Past) -> None:
+    def __init__(
+        self, node: Node, server: Server | None, faults: FaultKit | None, samples: ChartSamples
+    ) -> None:
         self._faults = faults
         self._node = node
         self._server = server
@@ -60,7 +65,7 @@ class _NodeAnswers:
             **page_routes("dashboard.html", "node.js"),
             "/api/view": self._view,
             "/api/vbucket": self._vbucket,
-            "/api/past": past.serve,
+            "/api/past": samples.serve,
             "/api/stats": lambda _request: json_in_steps(stats.snapshot(node)),
             "/api/events": lambda _request: HttpContent.of_json({"events": list(node.events.recent)}),
             "/metrics": self._metrics,

@@ -12,7 +12,7 @@ from ..clock import SYSTEM, Clock
 from ..errors import TailraceError
 from ..model import BehindSince
 from .catalog import READER, READER_VBUCKETS, FigureSheet
-from .past import Sample
+from .chart_samples import Sample
 
 if TYPE_CHECKING:
     from ..client.aio import Source

@@ -17,7 +17,7 @@ from ...wire.codes import Status, VBucketState
 from ..cluster_map import ClusterMap
 from ..kv import stats
 from ..kv_connection import KvConnection
-from ..questions import failover_logs
+from ..question_scripts import failover_logs
 from .findings import Finding, error, numbers, ok, warning
 
 __all__ = ["NodeState", "examine_clocks", "examine_disks", "examine_logs", "examine_replicas"]

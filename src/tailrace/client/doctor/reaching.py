@@ -12,7 +12,7 @@ from ...clock import Clock
 from ...connstr import Address, ConnectionString
 from ...errors import ConnectError
 from ..kv_connection import dial
-from ..naming import look_up_srv
+from ..srv_records import look_up_srv
 from .findings import Finding, Severity, error, ok, warning
 
 __all__ = ["NAMES", "REACH", "TLS", "examine_names", "examine_sockets"]

@@ -18,7 +18,7 @@ from ...wire.codes import Datatype, Op, Status
 from ...wire.fields import join_xattrs
 from ...wire.message import Message
 from ..call import Call, Refused, Reply, command, encode_response
-from ..values import checked_value, split_document
+from ..document_values import checked_value, split_document
 
 __all__ = ["document_answer", "incoming", "kept_xattrs"]
 

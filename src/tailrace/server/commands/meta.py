@@ -10,7 +10,7 @@ from ...store.format import StoredDocument
 from ...wire import kv
 from ...wire.codes import Datatype, Op, Status, WithMetaOption
 from ..call import Call, Refused, Reply, command
-from ..values import checked_value
+from ..document_values import checked_value
 
 _KNOWN_OPTIONS = int(
     WithMetaOption.FORCE_ACCEPT

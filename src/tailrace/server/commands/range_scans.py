@@ -15,8 +15,8 @@ from ...wire import kv
 from ...wire.codes import Datatype, Feature, Status
 from ...wire.fields import decode_leb128, encode_leb128, join_xattrs
 from ..call import Call, Refused, Reply, command, encode_response
+from ..document_values import split_document
 from ..range_scans import RangeScan, ScanRequest
-from ..values import split_document
 
 _ITEM = struct.Struct(">IIQQB")
 _MOST_BYTES = 1 << 20

@@ -20,8 +20,8 @@ from ...wire.codes import Datatype, Op, Status
 from ...wire.fields import join_xattrs
 from ...wire.message import Message
 from ..call import Call, Refused, Reply, command, encode_response
+from ..document_values import checked_value, split_document, system_xattrs, too_large
 from ..subdoc import LOOKUPS, MUTATIONS, Path, SubdocError, members, new_root, parse_path
-from ..values import checked_value, split_document, system_xattrs, too_large
 from .macros import MACROS, document_facts, document_macro, expand, virtual_xattrs
 
 _PARENTS, _XATTR, _EXPAND = 0x01, 0x04, 0x10

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ...client.blocking import BlockingSource
-from ...client.copies import counted
+from ...client.copy_survey import counted
 from ...client.retry import Backoff
 from ...clock import SYSTEM, Clock
 from ...errors import ConnectError, LoginError, OutOfReach

@@ -30,9 +30,9 @@ from ...history import FailoverLog
 from ...table.compaction import CompactionPolicy
 from ...table.contract import DataFile, NewFile, Table, TaskResult
 from ...table.datafile import MAX_FILE_BYTES, DataFileWriter, size_of
+from ...table.file_reading import scan
 from ...table.hashing import KeyHash
 from ...table.rows import as_text
-from ...table.scan import scan
 from ...table.store import TableStore
 
 if TYPE_CHECKING:

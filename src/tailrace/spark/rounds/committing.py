@@ -25,7 +25,7 @@ from .freshness import Stands
 from .planning import RoundPlan
 from .progress import TableCounts
 from .task import TableTarget, TaskAnswer
-from .verdicts import Verdicts
+from .troubled_vbuckets import TroubledVBuckets
 
 __all__ = ["RoundCommitter", "RoundCounts"]
 
@@ -57,7 +57,7 @@ class RoundCommitter:
 
     tables: Sequence[Table]
     log: Table | None
-    verdicts: Verdicts
+    troubled: TroubledVBuckets
     stands: Stands
     high_seqno: Callable[[int], int]
     """Of a vbucket, when the bucket was last asked."""
@@ -137,7 +137,7 @@ class RoundCommitter:
             reached = {v: at for v, at in positions.items() if v not in targets[index].waiting}
             self._commit_table(index, table, plan, answers, reached, counted)
             crash_point("mirror.after-commit")
-        self.verdicts.anew -= self._gone(self.verdicts.anew & plan.starting_over(0), positions)
+        self.troubled.anew -= self._gone(self.troubled.anew & plan.starting_over(0), positions)
         return counted
 
     def _gone(self, anew: AbstractSet[int], positions: Mapping[int, Position]) -> set[int]:
@@ -246,7 +246,7 @@ class RoundCommitter:
                 counts=counts,
                 schema=None if more is None else _with_columns(table, more).schema,
                 documents=more,
-                repaired=self.verdicts.is_repair and not self.verdicts.anew - positions.keys() - nothing,
+                repaired=self.troubled.is_repair and not self.troubled.anew - positions.keys() - nothing,
             )
         )
         counted.committed = True

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...client.copies import counted
+from ...client.copy_survey import counted
 from ...client.retry import Backoff
 from ...crashpoints import crash_point
 from ...errors import (
@@ -36,11 +36,11 @@ from .freshness import Freshness, Stands
 from .handle import MirrorHandle
 from .housekeeping import Housekeeping
 from .jobs import what_failed
-from .lookout import Lookout
 from .planning import RoundPlan
+from .round_planner import RoundPlanner
 from .round_runner import RoundRunner
 from .same_bucket import note_bucket
-from .verdicts import Verdicts
+from .troubled_vbuckets import TroubledVBuckets
 
 __all__ = ["Mirror"]
 
@@ -67,13 +67,15 @@ class Mirror:
         self._settings = asked.settings
         self.handle = MirrorHandle(f"tailrace mirror of {asked.bucket_name}")
         options = parse_options(asked.given)
-        self._verdicts = Verdicts(asked.start_over, retry_for_s=options.retry_for_s, on_trouble=self._trouble)
+        self._troubled = TroubledVBuckets(
+            asked.start_over, retry_for_s=options.retry_for_s, on_trouble=self._trouble
+        )
         stands = Stands()
         self._freshness = Freshness(asked.all_tables, stands, self._clock.monotonic())
-        self._lookout = Lookout(
+        self._planner = RoundPlanner(
             asked,
             options,
-            self._verdicts,
+            self._troubled,
             stands,
             self._freshness,
             wait=self._is_stopped_after,
@@ -89,17 +91,17 @@ class Mirror:
             in_background=asked.in_background,
         )
         self._committer = RoundCommitter(
-            asked.tables, asked.log, self._verdicts, stands, self._lookout.high_seqno
+            asked.tables, asked.log, self._troubled, stands, self._planner.high_seqno
         )
         self._rounds = RoundRunner(
             asked,
             self.handle,
-            self._verdicts,
+            self._troubled,
             stands,
             self._freshness,
             self._committer,
             self.housekeeping,
-            on_committed=self._lookout.advance,
+            on_committed=self._planner.advance,
             task_retry_s=min(_TASK_RETRY_S, options.retry_for_s),
         )
 
@@ -158,7 +160,7 @@ class Mirror:
     def close(self) -> None:
         """Let go of the bucket, and of a compaction that runs."""
         self.housekeeping.close()
-        self._lookout.close()
+        self._planner.close()
 
     def turn(self) -> bool:
         """One round, or a look that finds nothing to do; whether the mirror has come to its end."""
@@ -180,19 +182,19 @@ class Mirror:
 
     def _turn(self) -> bool:
         began = self._clock.monotonic()
-        state = self._lookout.look()
+        state = self._planner.look()
         if state is None:
-            self._idle(self._lookout.state)
+            self._idle(self._planner.state)
             return False
         self._note_standing(state)
         for table in self.asked.all_tables:  # of an object store that is a request each, so not at every look
             table.refresh()
-        state, plan = self._lookout.plan(state)
+        state, plan = self._planner.plan(state)
         if self._is_little(plan):
             self._wait(max(0.0, self._rounds.committed_at + _GATHER_S - self._clock.monotonic()))
             return False
         planned_s = self._clock.monotonic() - began
-        if plan.is_empty and self._lookout.is_holding:
+        if plan.is_empty and self._planner.is_holding:
             self._wait(_HELD_S)
         elif not plan.is_empty:
             has_moved = self._rounds.run(state, plan, planned_s)
@@ -201,8 +203,8 @@ class Mirror:
                 self._wait(_POLL_S)
             self._pause_until(began)
         else:
-            self._verdicts.nothing_left(state.high_seqnos, self._clock.monotonic())
-            if self._settings.once and not self._verdicts and not state.unasked:
+            self._troubled.nothing_left(state.high_seqnos, self._clock.monotonic())
+            if self._settings.once and not self._troubled and not state.unasked:
                 if self._settings.maintenance:
                     self.housekeeping.drain(self.handle.say)
                 return True

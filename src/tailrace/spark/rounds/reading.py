@@ -10,8 +10,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from ...client.blocking import BlockingSource
-from ...client.bounds import SeenEnd
 from ...client.events import Flush, Rollback, StreamEnd
+from ...client.read_options import SeenEnd
 from ...errors import ConnectError, LoginError, NotPersistedYet
 from ...model import Position
 from .planning import Range

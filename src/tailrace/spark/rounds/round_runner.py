@@ -20,9 +20,9 @@ from .handle import MirrorHandle
 from .housekeeping import Housekeeping
 from .planning import Range, RoundPlan, divided
 from .progress import RoundProgress, RoundUnderway, TableCounts, TableFigures
-from .targets import log_target, planned_branches, table_target, with_branches
 from .task import RoundTask, TableTarget, TaskAnswer
-from .verdicts import Verdicts
+from .task_targets import log_target, planned_branches, table_target, with_branches
+from .troubled_vbuckets import TroubledVBuckets
 
 __all__ = ["RoundRunner"]
 
@@ -34,7 +34,7 @@ class RoundRunner:
         self,
         asked: Assignment,
         handle: MirrorHandle,
-        verdicts: Verdicts,
+        troubled: TroubledVBuckets,
         stands: Stands,
         freshness: Freshness,
         committer: RoundCommitter,
@@ -47,7 +47,7 @@ class RoundRunner:
         self._asked = asked
         self._clock = asked.clock
         self._handle = handle
-        self._verdicts = verdicts
+        self._troubled = troubled
         self._stands = stands
         self._freshness = freshness
         self._committer = committer
@@ -75,7 +75,7 @@ class RoundRunner:
                 back = self._go_back(plan)
             written = self._read_and_write(state, plan, time, underway)
             answers = written.answers
-            self._verdicts.note(answers, self._clock.monotonic())
+            self._troubled.note(answers, self._clock.monotonic())
             underway.step = "commit"
             with time.spent("commit"):
                 counted = self._commit(plan, written, back)
@@ -108,7 +108,7 @@ class RoundRunner:
     def _go_back(self, plan: RoundPlan) -> _WentBack:
         with span("tailrace.mirror.go_back"):
             vbuckets, rows = self._committer.go_back(plan)
-        self._verdicts.went_back(vbuckets)
+        self._troubled.went_back(vbuckets)
         return _WentBack(vbuckets, rows, self._asked.tables[0].current.positions)
 
     def _read_and_write(
@@ -120,7 +120,7 @@ class RoundRunner:
             ranges: Mapping[int, Range] = plan.ranges
             log = None
             if asked.log is not None:
-                waiting = self._verdicts.waiting(self._clock.monotonic())
+                waiting = self._troubled.waiting(self._clock.monotonic())
                 ranges = with_branches(plan, state, asked.tables, asked.log, waiting)
                 log = log_target(asked.log, self._stands.of(asked.log), state, plan.decisions[-1], ranges)
             crash_point("mirror.after-plan")
@@ -145,7 +145,7 @@ class RoundRunner:
     def _commit(self, plan: RoundPlan, written: _WrittenRound, back: _WentBack) -> RoundCounts:
         with span("tailrace.mirror.commit"):
             counted = self._committer.commit(plan, written.targets, written.log, written.answers)
-        self._verdicts.committed(written.answers)
+        self._troubled.committed(written.answers)
         self.committed_at = self._clock.monotonic()
         back.join(counted)
         self._on_committed(plan)

@@ -20,11 +20,11 @@ from ..source.feed import collection_paths, open_source
 from ..source.options import Options, parse_mirror_options
 from .assignment import Assignment, MirrorSettings
 from .changes import CHANGES_SCHEMA
-from .contents import mirror_contents, source_note
 from .jobs import Jobs
 from .mirror import Mirror
 from .progress import RoundProgress
 from .same_bucket import UUID, check_same_bucket, is_replaced
+from .table_contents import mirror_contents, source_note
 from .typed_tables import TypedWish, sample_documents, show_schema, shown_schema
 
 __all__ = ["MirrorKeywords", "StrPath", "build_mirror", "source_options"]

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 from ...columns.row_kinds import are_mutations, kind_of
 from ...errors import UsageError
 from ...model import Position
+from ...table.column_values import try_document
 from ...table.contract import Table
 from ...table.ddl import format_type
 from ...table.document_columns import INFER, DocumentColumns
-from ...table.fitting import try_document
 from ...table.inferring import extended_type, infer_fields
 from ...table.nested import is_part
 from ..source.feed import open_source

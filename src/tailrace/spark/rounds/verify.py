@@ -21,20 +21,20 @@ from ...errors import ConnectError, UsageError
 from ...model import Position
 from ...table.contract import DataFile, Table
 from ...table.document_columns import DocumentColumns
+from ...table.file_reading import scan
 from ...table.hashing import KeyHash
 from ...table.rows import DELETED
-from ...table.scan import scan
 from ...table.store import TableStore
 from ...table.typed import RESCUED
 from ..source.feed import open_source
 from ..source.options import parse_mirror_options
 from .compare import DIGEST_SCHEMA, Difference, Digester, compare, newest
 from .connections import borrowed_source
-from .contents import options_of_table
 from .jobs import Jobs
 from .planning import Range, changes_of, divided
 from .reading import read_ranges
 from .same_bucket import check_same_bucket
+from .table_contents import options_of_table
 
 __all__ = ["Verdict", "verify_table"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from ...client.bounds import SeenEnd
+from ...client.read_options import SeenEnd
 from ...columns.row_kinds import ROLLBACK, kind_of, rollback_rows
 from ...model import Position
 from .feed import open_source, refuse_loss

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from ...client.blocking import BlockingSource, connect_sync
-from ...client.bounds import check_vbuckets
 from ...client.catalog import full_path
 from ...client.events import Rollback
+from ...client.internal_documents import is_system_scope
 from ...client.kv import KvClient
-from ...client.left_out import is_system_scope
 from ...client.portion import Portion
+from ...client.read_options import check_vbuckets
 from ...client.tls import TlsOptions
 from ...columns.row_kinds import ROLLBACK, kind_of, no_rows
 from ...connstr import ConnectionString, parse

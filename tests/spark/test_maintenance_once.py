@@ -13,7 +13,7 @@ import tailrace.testing
 from spark.local_jobs import LocalJobs
 from spark.naive import bucket_state, table_state
 from tailrace.spark.rounds.connections import close_idle_sources
-from tailrace.spark.rounds.one_off import maintain_once
+from tailrace.spark.rounds.maintenance_once import maintain_once
 from tailrace.spark.rounds.setup import build_mirror
 from tailrace.table.opening import open_table
 

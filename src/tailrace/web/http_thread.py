@@ -24,10 +24,10 @@ from ..server.http import (
     is_address,
 )
 from .catalog import FigureSheet
+from .chart_samples import ChartSamples, Sample
 from .http import Route, connection_handler, exposition, is_open, page_routes, routed
-from .past import Past, Sample
 
-__all__ = ["HttpBeside", "HttpFigures", "HttpOptions"]
+__all__ = ["HttpFigures", "HttpOptions", "HttpThread"]
 
 _STOP_S = 5.0
 
@@ -55,11 +55,11 @@ class HttpFigures:
     """Empty: it is ready."""
     sample: Callable[[], Sample] = dict
     """What the charts of the page draw."""
-    past: Past = field(default_factory=Past)
+    samples: ChartSamples = field(default_factory=ChartSamples)
     """Keeps what they drew."""
 
 
-class HttpBeside:
+class HttpThread:
     """Serves from ``with`` to the end of its block."""
 
     def __init__(self, options: HttpOptions, figures: HttpFigures) -> None:
@@ -75,7 +75,7 @@ class HttpBeside:
         self._routes: dict[str, Route] = {
             **page_routes(f"{figures.page}.html", f"{figures.page}.js"),
             "/api/stats": self._on_thread(lambda _request: HttpContent.of_json(figures.stats())),
-            "/api/past": figures.past.serve,
+            "/api/past": figures.samples.serve,
             "/metrics": self._on_thread(
                 lambda request: exposition(
                     figures.metrics(request.query.get("vbuckets", "") not in ("", "0"))
@@ -105,7 +105,7 @@ class HttpBeside:
 
         return route
 
-    def __enter__(self) -> HttpBeside:
+    def __enter__(self) -> HttpThread:
         self._loop = asyncio.new_event_loop()
         self._thread.start()
         self._is_started.wait()
@@ -131,11 +131,11 @@ class HttpBeside:
             )
             for listener in self._sockets
         ]
-        past = loop.create_task(self._figures.past.keep(self._sample))
+        sampling = loop.create_task(self._figures.samples.keep(self._sample))
         self._is_started.set()
         try:
             loop.run_forever()
-            past.cancel()
+            sampling.cancel()
             for server in servers:
                 server.close()
             loop.run_until_complete(_cancel_the_rest())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...client.left_out import is_system_scope
+from ...client.internal_documents import is_system_scope
 from ...errors import UsageError
 from ...table.contract import Table
 

@@ -13,8 +13,8 @@ import tailrace.testing
 from spark.local_jobs import LocalJobs
 from tailrace import Deletion, Mutation
 from tailrace.client.events import SystemEvent
+from tailrace.client.internal_documents import is_system_scope
 from tailrace.client.kv import KvClient
-from tailrace.client.left_out import is_system_scope
 from tailrace.client.manifest import with_changes
 from tailrace.connstr import parse
 from tailrace.errors import UsageError

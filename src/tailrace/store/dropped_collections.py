@@ -13,12 +13,12 @@ from .format import SYSTEM, UNSEEN, collection_of, frame_key, system_event
 from .piece_reading import Scattered
 from .segment import Frames
 
-__all__ = ["NO_DROPS", "Drops"]
+__all__ = ["NO_DROPS", "DroppedCollections"]
 
 _MODIFIED = SystemEventId.COLLECTION_MODIFIED
 
 
-class Drops:
+class DroppedCollections:
     """Collections that ended or were emptied, as of a seqno: their earlier documents are gone without a
     deletion each.
     """
@@ -63,4 +63,4 @@ class Drops:
         return ~hidden if hidden.any() else None
 
 
-NO_DROPS = Drops((), 0)
+NO_DROPS = DroppedCollections((), 0)

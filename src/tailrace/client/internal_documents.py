@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..columns.scanner import ScannedFrames
 
-__all__ = ["LeftOut", "is_system_scope"]
+__all__ = ["InternalDocuments", "is_system_scope"]
 
 _TRANSACTION_KEY = b"_txn:"
 _TRANSACTION = np.frombuffer(_TRANSACTION_KEY, dtype=np.uint8)
@@ -21,7 +21,7 @@ def is_system_scope(name: str) -> bool:
     return name[:1] in ("_", "%") and name != "_default"
 
 
-class LeftOut:
+class InternalDocuments:
     """What is left out of one reading."""
 
     def __init__(self, *, system: bool, transactions: bool) -> None:

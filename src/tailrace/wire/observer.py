@@ -15,8 +15,8 @@ from ..errors import FramingError, MalformedMessage
 from .codes import Magic, Op, Status, UprAOpcode
 from .describe import Description, describe
 from .dialect import DCP, KV, TAP, UPR_A, UPR_B, Dialect, Role, bind
+from .drawn_packets import mend, tolerated
 from .header import HEADER_SIZE, MAX_FRAME, Frame, frame_size
-from .lenient import mend, tolerated
 from .message import Direction, Response, Unknown
 
 __all__ = ["Observer", "Tape", "frame_start", "is_whole", "read"]
@@ -213,7 +213,7 @@ def read(
 ) -> Iterator[Description]:
     """The frames in a buffer; a `FramingError` after the last one reports bytes that are not a frame.
 
-    A packet at the end that is one of the documents' own drawings is read as it is meant, see `lenient`.
+    A packet at the end that is one of the documents' own drawings is read as meant, see `drawn_packets`.
     """
     at = last = 0
     pending: Description | None = None

@@ -17,10 +17,10 @@ from tailrace.errors import TokensNotHeld, UsageError
 from tailrace.model import Position
 from tailrace.table.contract import Commit
 from tailrace.table.delta.table import DeltaMirrorTable
+from tailrace.table.mutation_tokens import MutationToken, TokenState, token_state, wait_for
 from tailrace.table.rollback import roll_back
 from tailrace.table.rows import TABLE_SCHEMA
 from tailrace.table.sink import TableWriter
-from tailrace.table.waiting import MutationToken, TokenState, token_state, wait_for
 
 OLD, NEW = 11, 1 << 63
 """Branches; the second one shows as negative in a column."""

@@ -13,10 +13,10 @@ from tailrace.errors import FramingError
 from tailrace.wire import admin, dcp, kv, tap, upr
 from tailrace.wire.describe import Description, describe
 from tailrace.wire.dialect import DCP, DIALECTS, KV, TAP, UPR_A, UPR_B, Dialect
+from tailrace.wire.drawn_packets import mend
 from tailrace.wire.header import Frame
-from tailrace.wire.lenient import mend
 from tailrace.wire.message import Direction
-from tailrace.wire.offline import Observer, Tape, frame_start, is_whole, read
+from tailrace.wire.observer import Observer, Tape, frame_start, is_whole, read
 from vectors.corpus import Vector, vectors
 
 ALL = vectors()

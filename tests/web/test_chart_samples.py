@@ -17,10 +17,10 @@ from tailrace.clock import ManualClock
 from tailrace.server.http import HttpRequest
 from tailrace.spark.rounds.progress import RoundProgress, Standing, TableFigures
 from tailrace.testing.running import RunningNode
-from tailrace.web import HttpBeside, HttpFigures, HttpOptions, Past, keep_past
+from tailrace.web import ChartSamples, HttpFigures, HttpOptions, HttpThread, keep_samples
+from tailrace.web.chart_samples import EVERY_S
 from tailrace.web.mirror_figures import MirrorFigures
 from tailrace.web.node_view import gather_node_sample
-from tailrace.web.past import EVERY_S
 from tailrace.web.reader_figures import ReaderFigures
 from tailrace.wire import kv
 
@@ -32,7 +32,7 @@ def get(port: int, target: str) -> Any:
 
 def test_an_hour_is_kept_and_no_more() -> None:
     clock = ManualClock(1_000)
-    past = Past(clock)
+    past = ChartSamples(clock)
     assert past.since(0)["samples"] == {}
     past.add({})
     assert past.since(0)["samples"] == {}, "nothing is known yet"
@@ -54,7 +54,7 @@ def test_an_hour_is_kept_and_no_more() -> None:
     ("moment", "status"), [("0", 200), ("1.5", 200), ("nan", 200), ("-inf", 200), ("x", 400)]
 )
 def test_who_asks_since_when(moment: str, status: int) -> None:
-    past = Past()
+    past = ChartSamples()
     past.add({"writes": 1})
     answer = past.serve(HttpRequest("GET", "/api/past", "", {}, {"since": moment}, b"", ""))
     assert answer.status == status
@@ -73,11 +73,11 @@ def test_a_node_is_sampled_in_steps() -> None:
     assert (sample["writes"], sample["reads"], sample["queued"]) == (3, 1, waiting)
     assert sample["sent_bytes"] > 0
 
-    async def one_turn() -> Past:
-        past = Past(bench.node.clock)
+    async def one_turn() -> ChartSamples:
+        past = ChartSamples(bench.node.clock)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.1):
-                await keep_past(bench.node, past)
+                await keep_samples(bench.node, past)
         return past
 
     assert asyncio.run(one_turn()).since(0)["samples"]["writes"] == [3]
@@ -118,7 +118,7 @@ def test_a_reader_is_sampled_while_nobody_looks() -> None:
     reader = ReaderFigures("tail", "default")
     shown = HttpFigures("reader", reader.stats, reader.metrics, reader.why_not_ready, reader.sample)
     assert reader.sample() == {}
-    with RunningNode(vbuckets=4) as node, HttpBeside(HttpOptions(0), shown) as beside:
+    with RunningNode(vbuckets=4) as node, HttpThread(HttpOptions(0), shown) as beside:
         node.set_many({f"key{number}": number for number in range(20)})
         with tailrace.connect_sync(node.url, on_open=reader.watch) as source:
             assert sum(1 for _ in source.changes(end="now")) >= 20

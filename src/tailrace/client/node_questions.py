@@ -11,17 +11,17 @@ from ..connstr import Address
 from ..protocol.script import Script
 from ..protocol.states import ReadingState
 from .connections import Connections
-from .copies import CopiesOnDisk, CopySurvey, in_words
+from .copy_survey import CopiesOnDisk, CopySurvey, in_words
 from .nodes import Nodes
 from .resume import Reading
 from .survey import AwayNodes, Survey
 
-__all__ = ["Asking"]
+__all__ = ["NodeQuestions"]
 
 T = TypeVar("T")
 
 
-class Asking:
+class NodeQuestions:
     """Has conversations with all nodes. ``turn`` lets the policy decide; ``until`` waits for a condition that
     is checked whenever something happens or ``wake`` is called.
     """

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from ..clock import SYSTEM, Clock
 from ..server.http import HttpContent, HttpRequest, http_error
 
-__all__ = ["EVERY_S", "Past", "Sample"]
+__all__ = ["EVERY_S", "ChartSamples", "Sample"]
 
 EVERY_S = 5.0
 _KEPT = 720
@@ -23,7 +23,7 @@ Sample: TypeAlias = Mapping[str, float | None]
 """Figures by name, always the same ones; None where one is not known. Empty before anything is known."""
 
 
-class Past:
+class ChartSamples:
     """The last samples, in a ring; used on one thread."""
 
     def __init__(self, clock: Clock = SYSTEM) -> None:

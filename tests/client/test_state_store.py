@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import tailrace.testing
 from tailrace import FileState, MemoryState, Mutation, Rollback
 from tailrace.client.autosave import Autosave
-from tailrace.client.checkpoints import parse_state
 from tailrace.client.progress import MAX_POINTS, Points, SavedPosition
+from tailrace.client.state_store import parse_state
 from tailrace.errors import StoreError, UsageError
 from tailrace.history import FailoverEntry, FailoverLog
 from tailrace.model import MAX_SEQNO, Position

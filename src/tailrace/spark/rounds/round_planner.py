@@ -10,9 +10,9 @@ from .bucket import BucketState, BucketWatch
 from .freshness import Freshness, Stands
 from .planning import RoundPlan, plan_round
 from .same_bucket import check_same_bucket
-from .verdicts import HeldBack, Verdicts
+from .troubled_vbuckets import HeldBack, TroubledVBuckets
 
-__all__ = ["Lookout"]
+__all__ = ["RoundPlanner"]
 
 _LOOK_S = 1.0
 """How often it asks for failover logs although nothing is new."""
@@ -20,14 +20,14 @@ _BACKLOG = 1 << 20
 """Changes of a round at most, about, while there is a backlog: what a kill throws away."""
 
 
-class Lookout:
+class RoundPlanner:
     """Asks the bucket before each round, and plans the round."""
 
     def __init__(
         self,
         asked: Assignment,
         options: Options,
-        verdicts: Verdicts,
+        troubled: TroubledVBuckets,
         stands: Stands,
         freshness: Freshness,
         *,
@@ -39,7 +39,7 @@ class Lookout:
         self._tables = asked.all_tables
         self._clock = asked.clock
         self._options = options
-        self._verdicts = verdicts
+        self._troubled = troubled
         self._stands = stands
         self._freshness = freshness
         self._bucket = BucketWatch(
@@ -66,7 +66,7 @@ class Lookout:
         known = self._state
         if (
             known is None
-            or self._verdicts.refused  # by a log that we have not seen, or nothing but a purge explains it
+            or self._troubled.refused  # by a log that we have not seen, or nothing but a purge explains it
             or self._clock.monotonic() - known.logs_at >= _LOOK_S
         ):
             state = self._bucket.look()
@@ -110,7 +110,7 @@ class Lookout:
             check_same_bucket(table, bucket_uuid)
 
     def _is_behind(self, state: BucketState) -> bool:
-        return self._freshness.lag(state) > 0 or bool(self._verdicts)
+        return self._freshness.lag(state) > 0 or bool(self._troubled)
 
     def _plan(self, state: BucketState) -> RoundPlan:
         """What to do; of what not every copy has on disk, nothing, if that is asked for."""
@@ -134,10 +134,10 @@ class Lookout:
         return plan_round(
             self._tables,
             state,
-            refused=self._verdicts.refused,
-            start_over=self._verdicts.anew,
+            refused=self._troubled.refused,
+            start_over=self._troubled.anew,
             ends=ends,
-            skipped=self._verdicts.waiting(now),
+            skipped=self._troubled.waiting(now),
             max_changes=limit,
             first=self._next_vbucket,
             held=[self._stands.of(table) for table in self._tables],

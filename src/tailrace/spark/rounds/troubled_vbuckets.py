@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from ...client.copies import counted
+from ...client.copy_survey import counted
 from ...errors import OutOfReach
 from ...model import Position
 from .task import TaskAnswer
 
-__all__ = ["HeldBack", "Verdicts"]
+__all__ = ["HeldBack", "TroubledVBuckets"]
 
 
 _HELD_S = 1.0
@@ -26,7 +26,7 @@ class _Wait:
     until: float
 
 
-class Verdicts:
+class TroubledVBuckets:
     """The vbuckets of a mirror that the next plan treats in a way of their own."""
 
     def __init__(

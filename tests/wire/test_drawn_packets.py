@@ -7,8 +7,8 @@ import struct
 import pytest
 
 from tailrace.wire.dialect import DCP, DIALECTS, UPR_A, UPR_B, Dialect
+from tailrace.wire.drawn_packets import mend, tolerated
 from tailrace.wire.header import Frame
-from tailrace.wire.lenient import mend, tolerated
 from tailrace.wire.message import Direction
 from vectors.corpus import Vector, vectors
 

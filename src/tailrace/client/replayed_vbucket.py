@@ -21,10 +21,10 @@ from ..wire.fields import decode_failover_log
 from ..wire.header import Frame
 from .recording import Exchange, seqno_of
 
-__all__ = ["Story"]
+__all__ = ["ReplayedVBucket"]
 
 
-class Story:
+class ReplayedVBucket:
     """The exchanges of a vbucket, as one connection gets them."""
 
     def __init__(self, exchanges: list[Exchange]) -> None:

@@ -14,7 +14,7 @@ from ..connstr import Address
 from ..model import MAX_U64
 from ..protocol.dcp.reader import DcpReader
 from .nodes import KnownNode, Nodes
-from .questions import persisted_seqnos
+from .question_scripts import persisted_seqnos
 from .survey import AwayNodes, SurveyPatience
 
 __all__ = ["CopiesOnDisk", "CopySurvey", "counted", "in_words"]

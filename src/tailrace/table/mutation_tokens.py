@@ -19,9 +19,9 @@ from ..clock import SYSTEM, Clock
 from ..errors import TokensNotHeld, UsageError
 from ..model import Position, check_seqno, check_u64, parse_u64
 from .contract import Table
+from .file_reading import scan
 from .hashing import KeyHash
 from .opening import TableOptions, open_table
-from .scan import scan
 
 __all__ = ["MutationToken", "TokenState", "token_state", "wait_for"]
 
