@@ -113,7 +113,7 @@ def test_offsets_that_are_not_ours(checkpoint: Path) -> None:
         ts.check_checkpoint(checkpoint, "other")
     newest = checkpoint / "offsets" / "2"
     newest.write_text('v1\n{}\n{"0": {"seqno": 1}}')
-    with pytest.raises(InputError, match="has an offset that is none"):
+    with pytest.raises(InputError, match="has an invalid offset"):
         ts.check_checkpoint(checkpoint)
 
 

@@ -137,7 +137,7 @@ def test_nothing_comes_after_what_could_not_be_written(tmp_path: Path) -> None:
     spool.fill([delivery(7), delivery(10)])
     assert seqnos(spool.take(0, **NOTHING_SAID)) == [1, 2, 3]
     assert not spool.finished
-    says = f"the spool in '{tmp_path}' can't be written: No space left on device; free some, or set spoolDir"
+    says = f"the spool in '{tmp_path}' can't be written: No space left on device; make room, or set spoolDir"
     with pytest.raises(TailraceError, match=f"^{re.escape(says)} to another folder$"):
         spool.take(1, **NOTHING_SAID)
 

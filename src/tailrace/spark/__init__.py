@@ -9,7 +9,7 @@
     run = ts.mirror(spark, "couchbase://127.0.0.1/default", "/data/people")  # like a streaming query
     print(ts.verify(spark, "couchbase://127.0.0.1/default", "/data/people").equal)
 
-Next to nothing is imported before it is used: this package is also loaded on every executor.
+Modules are imported only when they are used: this package is also loaded on every executor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What people call: `mirror` and `verify`, with a URL and a path instead of options and objects."""
+"""The public calls, such as `mirror` and `verify`: they take a URL and a path, not options and objects."""
 
 from __future__ import annotations
 
@@ -46,33 +46,34 @@ def mirror(
     tables: StrPath | Mapping[str, StrPath],
     **settings: Unpack[MirrorKeywords],
 ) -> MirrorHandle:
-    """Keep a table equal to a bucket; gives a handle with the calls of a streaming query.
+    """Keep a table equal to a bucket; return a handle with the methods of a streaming query.
 
     ``tables`` is the path of the default collection's table, or paths by ``scope.collection``; a path may be
-    an ``s3://``, ``gs://`` or ``az://`` URI, with ``storage_options``. Exactly once, whatever is killed: the
-    position stands in the table itself. When the bucket takes changes back, so does the table.
+    an ``s3://``, ``gs://`` or ``az://`` URI, with ``storage_options``. Every change is applied exactly once,
+    whatever is killed: the table itself holds the position. When the bucket takes changes back, so does the
+    table.
 
     Settings:
 
     ``once``
-        the mirror ends when it has caught up with the moment of its start
+        end when the table has caught up with the moment of the mirror's start
     ``trigger_s``
-        time between two commits; without it as fast as it goes
+        seconds between two commits; by default as few as possible
     ``schema``, ``value_column``, ``evolve``, ``on_schema``
-        columns of the documents' fields: DDL such as ``"name STRING, tags ARRAY<STRING>"``, or ``"infer"``
-        for those of a sample of the bucket, which ``on_schema`` is told before they are used; whether
-        ``value`` stays beside them, and whether a field that comes later becomes a column (with ``"infer"``
-        it does). The table keeps them: a restart needs none of these. What does not fit its column stands in
-        ``_rescued``
+        columns for the documents' fields: ``schema`` is DDL such as ``"name STRING, tags ARRAY<STRING>"``, or
+        ``"infer"`` to take them from a sample of the bucket and pass a description to ``on_schema`` before
+        they are used. ``value_column`` keeps ``value`` beside them, ``evolve`` adds a column for a field that
+        appears later (the default with ``"infer"``). The table keeps these settings, so a restart needs none
+        of them. What does not fit its column goes to ``_rescued``
     ``keep_deletes``
-        deleted documents stay as rows that are marked as such
+        keep deleted documents as rows that are marked as deleted
     ``changes``, ``changes_keep_s``
-        the path of a change log, to which every change is appended once (see `live_changes`), and for how
-        long it keeps them
+        the path of a change log, to which every change is appended once (see `live_changes`), and how long
+        it keeps them
     ``undo_s``, ``undo_bytes``
-        for how long, and with how many bytes at most, earlier versions are kept that a rollback can return to
+        how long, and in how many bytes at most, earlier versions are kept for rollbacks to return to
     ``accept_new_bucket``
-        a bucket that was deleted and made again is an error, unless this is True: then all rows are replaced
+        replace all rows if the bucket was deleted and made again; without it that is an error
     ``maintenance``
         False leaves compaction and cleaning to `tailrace maintain`
     ``options``
@@ -80,7 +81,7 @@ def mirror(
     ``storage_options``
         for object stores
     ``on_progress``, ``on_trouble``
-        called in the mirror's thread with each commit, and with what it waits for
+        called in the mirror's thread with each commit, and with what the mirror is waiting for
     """
     return prepare_mirror(spark, url, tables, **settings).start()
 
@@ -96,7 +97,7 @@ def verify(
 ) -> Verdict:
     """Compare every document of a bucket with its mirror, in parallel.
 
-    ``on_progress`` is called with the number of changes that are compared, and that of all.
+    ``on_progress`` is called with the number of changes compared so far, and the total.
     """
     given = source_options(url, options)
     held = open_table(table, TableOptions(dict(storage_options or {})))
@@ -113,9 +114,9 @@ def repair(
     storage_options: Mapping[str, str] | None = None,
     on_status: Callable[[Mapping[str, Any]], None] = lambda _status: None,
 ) -> None:
-    """Read vbuckets again from the beginning and replace their rows, in one commit each round.
+    """Read vbuckets again from the beginning and replace their rows, one commit per round.
 
-    ``on_status`` is called once a second with `MirrorHandle.status`: what is being done.
+    ``on_status`` is called once a second with `MirrorHandle.status`.
     """
     held = open_table(table, TableOptions(dict(storage_options or {})))
     collection = f"{held.source['scope']}.{held.source['collection']}"

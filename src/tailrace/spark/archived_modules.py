@@ -1,10 +1,10 @@
-"""Tasks that begin at once, although Spark's Python lies in a zip file.
+"""Faster starts of tasks where Spark's Python modules are in a zip file.
 
-Before every task a worker has Python forget what it knows of folders and archives. Python then reads the
-whole directory of an archive again, for the archive and once more for every package in it of which something
-was imported: with pyspark in a zip file that is 0.05 to 0.1 s, twice or more in every micro-batch.
+Before every task a worker invalidates Python's import caches. Python then reads the whole directory of an
+archive again, once for the archive and once for every package in it that something was imported from: with
+pyspark in a zip file that takes 0.05 to 0.1 s, twice or more in every micro-batch.
 
-Where `tailrace-python` starts them the zip file is not there; in sessions that name another Python it is.
+Workers that `tailrace-python` starts don't have the zip file; those of sessions with another Python do.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["forget_packages_in_archives"]
 
 
 def forget_packages_in_archives() -> None:
-    """Drop what finds modules inside packages of archives, as Python's own cache of it allows at any time.
+    """Drop the importers of packages inside archives from Python's cache, which may be done at any time.
 
-    What finds the packages themselves stays, and still reads its archive again before a task; the others are
-    made of that when they are needed.
+    The importers of the archives themselves stay, and still read their archive again before a task; the
+    others are made from them when they are needed.
     """
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter) and finder.prefix:

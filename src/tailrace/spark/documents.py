@@ -3,9 +3,9 @@
     from tailrace.spark import typed
     people = typed(changes, "name STRING, age INT")
 
-turns the column ``value`` (bytes of the source, or text of the mirror's table) into columns. A document
-that is no JSON, or that has a field of another type, keeps what could be read and stands whole in the
-column ``_rescued``; no row is ever dropped.
+turns the column ``value`` (bytes of the source, or text of the mirror's table) into columns. If a document
+is not JSON, or has a field of another type, the columns hold what could be read and ``_rescued`` holds the
+whole document; no row is ever dropped.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def typed(
     """``frame`` with the JSON in ``column`` as typed columns beside the others, and ``_rescued``.
 
     ``schema`` is a Spark schema, a DDL text, or ``"VARIANT"`` for one column that keeps any shape. With
-    ``into`` the fields stand in one struct column of that name (for VARIANT its name; by default
-    ``document``); without it a field whose name ``frame`` has already is an error.
+    ``into`` the fields go into one struct column of that name (VARIANT: the name of its column, by default
+    ``document``); without it a field that has the name of a column of ``frame`` is an error.
     """
     from pyspark.sql import functions as f
     from pyspark.sql.types import StringType, StructField, StructType
@@ -58,7 +58,7 @@ def typed(
     own = [f.col(name) for name in frame.columns]
     rescue = f.col("_tailrace_parsed").getField(RESCUED).alias(RESCUED)
     if into is not None:
-        # a struct of nulls for a document that is no JSON would look like an empty document
+        # where there is no document, a struct of nulls would look like an empty one
         return made.select(*own, f.when(f.col(column).isNotNull(), f.struct(*fields)).alias(into), rescue)
     return made.select(*own, *fields, rescue)
 

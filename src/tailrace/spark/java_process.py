@@ -1,4 +1,4 @@
-"""Spark's Java process, when it is gone: PySpark then says that a connection was refused, and not whose."""
+"""Errors for when Spark's Java process is gone: PySpark only says that some connection was refused."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from ..errors import SparkLost
 __all__ = ["check_java", "listen_to", "lost_java"]
 
 _ENDING_S = 1.0
-"""The connections of a process that ends are closed before anybody can ask how it ended."""
+"""How long to wait for the exit code: a process that ends closes its connections before it has one."""
 _REASON = re.compile(
     rb"^(?:Caused by: |Exception in thread .*? )?(java[\w.$]*(?:Error|Exception): \S.*)", re.MULTILINE
 )
 _READ, _SHOWN = 1 << 16, 300
 
 _NETWORK_ERRORS = ("Py4JNetworkError", "AnswerNotReceived")
-"""Of py4j, by their names: where there is a remote session only, py4j is not installed."""
+"""Errors of py4j by name: with remote sessions only, py4j may not be installed."""
 
 
 _stderr: list[IO[bytes]] = []
 
 
 def listen_to(stderr: IO[bytes]) -> None:
-    """Say which file Java's stderr is; it stays open, for Java goes on as long as this program does."""
+    """Set the file that holds Java's stderr; it stays open, since Java runs as long as this program."""
     _stderr[:] = [stderr]
 
 
 def lost_java(error: BaseException) -> SparkLost | None:
-    """What to say of an error that means that Spark's Java process does not answer; None for any other."""
+    """The error to report if ``error`` means that Spark's Java process does not answer; None otherwise."""
     if not any(_is_of_the_gateway(inner) for inner in _chain(error)):
         return None
     return _lost()
 
 
 def check_java() -> None:
-    """Raise if the Java that this process started has ended: without a job for it nobody would notice."""
+    """Raise if the Java that this process started has ended: without a job nobody would notice."""
     process = _process()
     if process is not None and process.poll() is not None:
         raise _lost()
 
 
 def _lost() -> SparkLost:
-    """With how it ended, if this process started it, and why, if it has said so."""
+    """The error, with how Java ended if this process started it, and why if its stderr says so."""
     process = _process()
     try:
         code = None if process is None else process.wait(_ENDING_S)
@@ -60,7 +60,7 @@ def _lost() -> SparkLost:
         end = f"was killed ({name})"
     elif reason := _last_words():
         return SparkLost(
-            f"Spark's Java process ended with {code} ({reason}); start again when that is mended, nothing "
+            f"Spark's Java process ended with {code} ({reason}); start again when that is fixed, nothing "
             "that was committed is lost"
         )
     else:
@@ -72,11 +72,11 @@ def _lost() -> SparkLost:
 
 
 def _signal_of(code: int) -> str:
-    """The signal that a process ended by; Java ends by itself when it gets some, with 128 more."""
+    """The signal that ended a process; Java catches some signals and exits with 128 + the number."""
     number = -code if code < 0 else code - 128
     try:
         return signal.Signals(number).name
-    except ValueError:  # no signal, or one of those that have no name
+    except ValueError:  # not a signal, or one without a name
         return f"signal {number}" if code < 0 else ""
 
 
@@ -96,7 +96,7 @@ def _last_words() -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and those behind it, each once: a chain may lead back to where it began."""
+    """An error and its causes, each once: a chain may be a cycle."""
     seen: list[BaseException] = []
     inner: BaseException | None = error
     while inner is not None and not any(inner is earlier for earlier in seen):

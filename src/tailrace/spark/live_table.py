@@ -1,8 +1,8 @@
 """A mirrored table as a DataFrame, in any Spark session, without a jar.
 
-Spark's own Parquet reader reads the data files, so that columns are pruned and filters reach the files. The
-rows that the table's deletion vectors mask are left out by their number in their file, which Spark knows:
-a mask is an array of 64 rows a number, joined by the file's name.
+Spark's own Parquet reader reads the data files, so columns are pruned and filters reach the files. Rows that
+the table's deletion vectors mask are left out by their number in the file, which Spark knows: a mask is an
+array of numbers with a bit for each of 64 rows, joined by the file's name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["table"]
 
 _FILE, _ROW, _DEAD = "__tailrace_file", "__tailrace_row", "__tailrace_dead"
 _GLOB = str.maketrans({sign: f"\\{sign}" for sign in "\\*?[]{},"})
-"""Spark takes these for patterns in a path."""
+"""Spark treats these characters in a path as patterns."""
 
 
 def table(
@@ -45,13 +45,13 @@ def table(
     """The live rows of a mirrored table.
 
     ``version`` is a version of the table, ``at`` a position by vbucket, which gives the newest state of each
-    vbucket at or before it; neither is the newest rows. The frame shows that state whatever the mirror does
-    later, as long as the table keeps the version (``--undo``).
+    vbucket at or before it; with neither, the rows are the newest. The frame shows that state whatever the
+    mirror does later, while the table keeps the version (``--undo``).
 
-    Files on a path that Spark itself can read are read by Spark, which reads the columns that a query needs,
-    and passes over what its filters exclude. Those on an object store are read by Python on the executors,
-    with ``storage_options``, so that no jar is needed for them either. Spark does not tell Python what a
-    query needs: say it by ``columns`` and ``filter``, which are those of `tailrace.read_table`.
+    Local files are read by Spark itself, which reads only the columns that a query needs and skips what its
+    filters exclude. Files on an object store are read by Python on the executors, with ``storage_options``,
+    so they need no jar either. Spark does not tell Python what a query needs: choose it with ``columns`` and
+    ``filter``, which are those of `tailrace.read_table`.
     """
     rows = read_table(path, version, at, columns, filter, storage_options=storage_options)
     opened, schema, files = rows.table, rows.table_schema, list(rows.files)
@@ -99,14 +99,14 @@ def _quoted(name: str) -> str:
 
 
 def _words(live: LiveFile) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """A mask as numbers of 64 bits."""
+    """A mask as 64-bit numbers, a bit for each row."""
     bits = np.zeros(-(-live.file.rows // 64) * 64, dtype=np.uint8)
     bits[row_numbers(live.dead)] = 1
     return np.packbits(bits, bitorder="little").view("<i8")
 
 
 def _by_python(spark: SparkSession, rows: LiveRows) -> DataFrame:
-    """Read by the executors' Python, a file a task."""
+    """The rows as read by Python on the executors, one file per task."""
     store, secret, schema = rows.table.store, rows.table.secret, rows.table_schema
     columns, where = rows.columns, rows.where
     parts = [(live.file, live.dead.serialize()) for live in rows.files]

@@ -12,12 +12,12 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 860, 260, 64, 28, 34
 _LEGEND = 10
 _SHOWN_LOST, _SHOWN_TEXT = 40, 60
 _BEFORE_S = 2.0
-"""What is shown before the first change arrived: Spark's start is no part of the picture."""
+"""How much is shown before the first change: the start of Spark is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How things stood at a moment."""
+    """Bucket and table at one moment."""
 
     at_s: float
     bucket_documents: int
@@ -118,7 +118,7 @@ def plots() -> list[Plot]:
         Plot(
             "Documents",
             "What the bucket holds and what the table holds. The dip is the failover: the bucket lost "
-            "changes, and the table gave them back.",
+            "changes, and the table dropped them too.",
             [
                 ("bucket", "#8892a6", lambda sample: sample.bucket_documents),
                 ("table", "#0b7285", lambda sample: sample.table_documents),
@@ -126,12 +126,12 @@ def plots() -> list[Plot]:
         ),
         Plot(
             "Lag",
-            "Changes that the table had not come to yet.",
+            "Changes that the table did not have yet.",
             [("changes", "#e8590c", lambda sample: sample.lag)],
         ),
         Plot(
             "Changes applied",
-            "Since the start; the slope is the rate.",
+            "In total since the start; the slope is the rate.",
             [("changes", "#2b8a3e", lambda sample: sample.changes)],
         ),
         Plot(
@@ -143,7 +143,7 @@ def plots() -> list[Plot]:
 
 
 def _lost_changes(lost: Sequence[LostChange]) -> str:
-    """By name, those first that are again what they were."""
+    """The lost changes as a table; documents that were restored come before those that are gone."""
     if not lost:
         return ""
     gone = sum(change.after is None for change in lost)
@@ -160,7 +160,7 @@ def _lost_changes(lost: Sequence[LostChange]) -> str:
     left = len(lost) - len(shown)
     more = f'<p class="about">And {left} more.</p>' if left else ""
     about = (
-        f"{len(lost)} changes that the table had taken, and gave back with the bucket: {gone} documents "
+        f"{len(lost)} changes that the table had taken and dropped again with the bucket: {gone} documents "
         f"never existed, {len(lost) - gone} are again what they were."
     )
     head = "".join(

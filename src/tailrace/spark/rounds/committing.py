@@ -1,7 +1,7 @@
-"""The driver's half of a round: what the tasks answered becomes one commit a table.
+"""The driver's half of a round: the tasks' answers become one commit per table.
 
-Positions and rows stand in the same commit, and only the answers of the attempts that Spark took count; so
-whatever is killed, the next round is planned from what the tables say.
+Positions and rows are in the same commit, and only answers of attempts that Spark accepted count; so whatever
+is killed, the next round is planned from what the tables say.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RoundCounts:
     started_over: set[int] = field(default_factory=set)
 
     def total(self) -> TableCounts:
-        """Of all tables, and the change log."""
+        """The sums over all tables and the change log."""
         names = [member.name for member in fields(TableCounts)]
         sums = TableCounts(*(sum(getattr(table, name) for table in self.tables) for name in names))
         sums.bytes_written += self.log_bytes
@@ -60,11 +60,11 @@ class RoundCommitter:
     troubled: TroubledVBuckets
     stands: Stands
     high_seqno: Callable[[int], int]
-    """Of a vbucket, when the bucket was last asked."""
+    """The high seqno of a vbucket when the bucket was last asked."""
 
     def go_back(self, plan: RoundPlan) -> tuple[dict[int, tuple[int, int]], list[int]]:
-        """VBuckets return to earlier versions of their tables: a state that the bucket had. Returns which
-        ones, from where to where, and how many rows of each table that removed or restored.
+        """Return vbuckets to earlier versions of their tables: states that the bucket had. Gives, by vbucket,
+        the seqnos from and to which it went, and for each table how many rows that removed or restored.
         """
         rolled_back: dict[int, tuple[int, int]] = {}
         rows = [0] * len(self.tables)
@@ -96,16 +96,16 @@ class RoundCommitter:
         return rolled_back, rows
 
     def add_columns(self, wanted: Iterable[DocumentColumns | None]) -> None:
-        """Give typed tables the columns that somebody asks for."""
+        """Give typed tables the columns that were asked for."""
         for table, columns in zip(self.tables, wanted, strict=False):
             if columns is not None and columns != table.documents:
                 table.commit(_with_columns(table, columns))
 
     def settle_columns(self, answers: Sequence[TaskAnswer]) -> bool:
-        """Whether fields came up that tasks see differently: then the tables get a type for all of them, and
-        the round must be done again.
+        """Whether tasks gave new fields different types: then the tables get a type that holds all of them,
+        and the round must be done again.
 
-        Where the tasks agree, their files have the new columns already, and one commit brings both.
+        Where the tasks agree, their files already have the new columns, and one commit adds both.
         """
         has_changed = False
         for index, table in enumerate(self.tables):
@@ -125,7 +125,7 @@ class RoundCommitter:
         log: ChangeLogTarget | None,
         answers: Sequence[TaskAnswer],
     ) -> RoundCounts:
-        """Everything that the tasks of a round answered, for its targets."""
+        """Commit everything that the tasks of a round answered to its targets."""
         crash_point("mirror.before-commit")
         positions: dict[int, Position] = {}
         for answer in answers:
@@ -141,7 +141,7 @@ class RoundCommitter:
         return counted
 
     def _gone(self, anew: AbstractSet[int], positions: Mapping[int, Position]) -> set[int]:
-        """VBuckets that start over and of which nothing is streamed: the bucket has nothing any more."""
+        """VBuckets that start over and are not streamed, because the bucket has nothing of them any more."""
         return {vbucket for vbucket in anew if not self.high_seqno(vbucket) and vbucket not in positions}
 
     def _commit_log(
@@ -262,8 +262,8 @@ class RoundCommitter:
             )
 
     def empty_dropped(self, missing: Iterable[str]) -> None:
-        """Empty the tables of collections that are gone: the stream names those by numbers that only they
-        who saw them begin can tell.
+        """Empty the tables of collections that are gone: the stream names those only by numbers, which mean
+        nothing to a reader that did not see them begin.
         """
         missing = set(missing)
         for table in self.tables:
@@ -274,7 +274,7 @@ class RoundCommitter:
 
 
 def _results(answers: Iterable[TaskAnswer], index: int) -> list[TaskResult]:
-    """What tasks have for one table."""
+    """The results of tasks for one table."""
     return [
         result
         for answer in answers
@@ -287,7 +287,7 @@ def _with_columns(table: Table, columns: DocumentColumns) -> Commit:
     """A commit that gives a typed table other columns of documents."""
     keep_deletes = DELETED.name in table.schema.names
     schema = table_schema(keep_deletes=keep_deletes, documents=columns)
-    for column in table.schema:  # somebody else may have added one; it stays, and is null in our rows
+    for column in table.schema:  # a column added by others stays, and is null in our rows
         if column.name not in schema.names:
             schema = schema.append(column)
     return Commit("TAILRACE COLUMNS", schema=schema, documents=columns)
@@ -296,7 +296,7 @@ def _with_columns(table: Table, columns: DocumentColumns) -> Commit:
 def _log_rollback(
     table: Table, before: Mapping[int, int], targets: Mapping[int, int], pieces: RowsBack
 ) -> None:
-    """One line for all vbuckets that go back, to a state that the table had or to nothing."""
+    """Log one line for all vbuckets that go back, to a state that the table had or to nothing."""
     log_event(
         _log,
         logging.INFO,

@@ -1,9 +1,9 @@
-"""Whether a table holds what the bucket holds: document by document, as plain Arrow.
+"""Comparing the documents of a table with those of the bucket, in plain Arrow.
 
-Both sides are brought into one form, a row per document without its value: a hash of 112 bits stands for it,
-so that what is held in memory does not depend on the size of values. In a typed table another one stands for
-the columns that are made of the document, which is parsed again for it. A document is (vbucket, key): a
-server takes any key in any vbucket.
+Both sides are brought into one form, a row per document, in which a hash of 112 bits stands for the value: so
+memory does not depend on the size of values. In a typed table another hash stands for the columns made from
+the document, which is parsed again for this. A document is identified by (vbucket, key), because a server
+takes any key in any vbucket.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["COMPARED", "DIGEST_SCHEMA", "Difference", "Digester", "compare", "ne
 
 _NUMBERS = ("cas", "rev", "flags", "expiry", "datatype", "seqno", "vb_uuid")
 COMPARED = ("value_1", "value_2", *_NUMBERS, "columns")
-"""The columns in which a document must be the same on both sides, the telling ones first."""
+"""The columns in which a document must be the same on both sides, the most telling ones first."""
 
 DIGEST_SCHEMA = pa.schema(
     [
@@ -59,7 +59,7 @@ class Difference:
     what: str
     """For people: what is different."""
     newer: bool
-    """The bucket's change lies above the table's position: the mirror has not come to it yet."""
+    """The bucket's change is above the table's position: the mirror has not read it yet."""
 
     def __str__(self) -> str:
         late = " (newer than the table's position)" if self.newer else ""
@@ -67,16 +67,16 @@ class Difference:
 
 
 class Digester:
-    """Brings rows into the form in which they are compared; ``documents`` are columns of a typed table."""
+    """Brings rows into the form in which they are compared; ``documents`` are a typed table's columns."""
 
     def __init__(self, secret: bytes, documents: DocumentColumns | None = None) -> None:
         self._hash = KeyHash(secret)
-        # a field that the table has no column for is not the table's fault here
+        # a field for which the table has no column is not a difference
         self._documents = None if documents is None else replace(documents, evolve=False)
         self._has_value = documents is None or documents.keep_value
 
     def columns(self) -> list[str]:
-        """What is read of a table."""
+        """The columns to read from a table."""
         names = [*_TABLE_COLUMNS, *(_VALUE_COLUMNS if self._has_value else ())]
         return names if self._documents is None else [*names, *self._made()]
 
@@ -84,7 +84,7 @@ class Digester:
         return [] if self._documents is None else [RESCUED, *self._documents.columns.names]
 
     def of_changes(self, changes: pa.Table) -> pa.Table:
-        """From rows of the source: mutations, deletions and expirations."""
+        """The form of rows of the source: mutations, deletions and expirations."""
         typed = None
         if self._documents is not None:
             texts = pa.table(as_text(changes["value"]), names=list(_VALUE_COLUMNS))
@@ -93,7 +93,7 @@ class Digester:
         return self._digest(changes, changes["key"], changes["value"], deleted, typed)
 
     def of_rows(self, rows: pa.Table) -> pa.Table:
-        """From rows of a table that are no kept deletions."""
+        """The form of rows of a table, without kept deletions."""
         values = _value_bytes(rows) if self._has_value else None
         return self._digest(rows, key_bytes(rows), values, None, None if self._documents is None else rows)
 
@@ -134,7 +134,7 @@ def _value_bytes(rows: pa.Table) -> pa.ChunkedArray:
 
 
 def newest(parts: Sequence[pa.Table]) -> pa.Table:
-    """Of rows in the order in which they came, the last of each document."""
+    """The last row of each document, given rows in the order in which they came."""
     rows = pa.concat_tables(parts) if parts else DIGEST_SCHEMA.empty_table()
     if not rows.num_rows:
         return rows
@@ -146,7 +146,7 @@ def newest(parts: Sequence[pa.Table]) -> pa.Table:
 def compare(bucket: pa.Table, table: pa.Table, positions: NDArray[np.int64]) -> Iterator[Difference]:
     """The differences between both sides; ``positions`` has the table's seqno by vbucket.
 
-    The bucket's rows are one a document, deletions among them.
+    The bucket has one row per document, including deletions.
     """
     keys = _dictionary(pa.concat_tables([bucket.select(["key"]), table.select(["key"])]))
     in_bucket, in_table = _numbers(bucket, keys), _numbers(table, keys)

@@ -21,10 +21,10 @@ from ..source.options import parse_options
 __all__ = ["borrowed_source", "close_idle_sources"]
 
 _KEPT = 4
-"""Sources that wait in a worker, at most."""
+"""The most sources that wait in a worker."""
 _KEPT_S = 300.0
 _PERSISTED_S = 10.0
-"""How long a task waits for the disks of all copies; others of its vbuckets wait with it."""
+"""How long a task waits for changes to be on the disks of all copies; its other vbuckets wait, too."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ _using = threading.Lock()
 
 @contextmanager
 def borrowed_source(given: Mapping[str, str]) -> Iterator[BlockingSource]:
-    """A source with these options, for one task; it is kept for the next if nothing went wrong."""
+    """A source with these options, for one task; it is kept for the next task if nothing goes wrong."""
     key = (os.getpid(), *sorted(given.items()))
     source = _waiting(key)
     if source is None:
@@ -69,8 +69,8 @@ def borrowed_source(given: Mapping[str, str]) -> Iterator[BlockingSource]:
 
 
 def close_idle_sources() -> None:
-    """Close what waits. Only tests need it, in whose process a node outlives its mirrors: an executor's
-    process closes its connections when it ends.
+    """Close the sources that wait. Only tests need it, where a node outlives its mirrors in one process: the
+    process of an executor closes its connections when it ends.
     """
     with _using:
         spare = list(_idle)
@@ -88,7 +88,7 @@ def _waiting(key: tuple[object, ...]) -> BlockingSource | None:
                 return None
             source = _idle.pop(index).source
         try:
-            source.vbucket_count  # noqa: B018 - raises what went wrong while nobody looked
+            source.vbucket_count  # noqa: B018 - raises what went wrong meanwhile
         except TailraceError:
             _close(source)
         else:
@@ -101,5 +101,5 @@ def _close(source: BlockingSource) -> None:
 
 
 def _no_points(_vbucket: int) -> tuple[int, ...]:
-    """A task goes back to nothing: it says that it was told to."""
+    """No points: a task never rolls back itself, but reports that the bucket asked it to."""
     return ()

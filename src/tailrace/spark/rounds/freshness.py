@@ -1,4 +1,4 @@
-"""How old what the tables show is, in changes and in seconds."""
+"""How far the tables are behind the bucket, in changes and in seconds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Freshness", "Stands"]
 
 
 class Stands:
-    """Where tables stand: read once for each of their versions, since a round asks for it many times."""
+    """The positions of tables, read once per version because a round asks for them many times."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, dict[int, Position]]] = {}
 
     def of(self, table: Table) -> Mapping[int, Position]:
-        """A vbucket that is not in it stands at the beginning."""
+        """The positions of a table; a vbucket that is not among them stands at the beginning."""
         known = self._known.get(id(table))
         if known is None or known[0] != table.version:
             known = self._known[id(table)] = (table.version, dict(table.current.positions))
@@ -33,15 +33,15 @@ class Freshness:
         self._tables = tables
         self._stands = stands
         self.as_of = now
-        """The tables have all that the bucket had at this moment."""
+        """The tables have everything that the bucket had at this moment."""
         self._unreached: BucketState | None = None
 
     def lag(self, state: BucketState) -> int:
-        """Changes that the bucket had and the table furthest behind has not."""
+        """How many changes of the bucket the table furthest behind lacks."""
         return sum(self.behind(state).values())
 
     def behind(self, state: BucketState) -> dict[int, int]:
-        """The same, of each vbucket that is behind."""
+        """The same for each vbucket that is behind."""
         stands = [self._stands.of(table) for table in self._tables]
         behind: dict[int, int] = {}
         for vbucket, high in state.high_seqnos.items():
@@ -65,11 +65,11 @@ class Freshness:
         return Standing(self.as_of, missing)
 
     def went_back(self, state: BucketState) -> None:
-        """What was to be reached before is no longer the bucket's."""
+        """Note that vbuckets went back: the state that was to be reached is no longer the bucket's."""
         self._unreached = _whole(state)
 
     def reached(self, state: BucketState) -> None:
-        """Take note if the tables have come to what the bucket had at some moment."""
+        """Note if the tables now have what the bucket had at the moment of an earlier state."""
         if self._unreached is None:
             self._unreached = _whole(state)
         while self._unreached is not None and not self.lag(self._unreached):
@@ -78,5 +78,5 @@ class Freshness:
 
 
 def _whole(state: BucketState) -> BucketState | None:
-    """Who has what is known of a part of the bucket need not have the bucket."""
+    """The state, or None if some vbuckets could not be asked: then reaching it proves nothing."""
     return None if state.unasked else state

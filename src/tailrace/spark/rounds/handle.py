@@ -1,4 +1,4 @@
-"""The handle of a mirror that runs: the calls that people know from a streaming query."""
+"""The handle of a running mirror, with the methods of a streaming query."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class MirrorHandle:
 
     @property
     def isActive(self) -> bool:
-        """Whether it still runs."""
+        """Whether it is still running."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def status(self) -> dict[str, Any]:
-        """What it is doing, and for how many seconds; ``round`` says how much of a round is done that is not
+        """What it is doing, and for how many seconds; ``round`` says how much is done of a round that is not
         committed yet.
         """
         doing = self._doing if self.isActive else "stopped"
@@ -76,7 +76,7 @@ class MirrorHandle:
         return None if self.isActive else self._error
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
-        """Wait for its end; raises what ended it if it failed. With ``timeout``: whether it has ended."""
+        """Wait for its end; raise its error if it failed. With ``timeout``: whether it has ended."""
         thread = self._thread
         assert thread is not None
         thread.join(timeout)
@@ -89,7 +89,7 @@ class MirrorHandle:
         return None if timeout is None else True
 
     def stop(self) -> None:
-        """End it; what is not committed comes again when a mirror of the table is started."""
+        """End it; what is not committed is read again when a mirror of the table is started."""
         self.stopping.set()
         self._cancel()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -99,7 +99,7 @@ class MirrorHandle:
         return f"<{self.name}: {self.status['message']}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: how far it is, how late, and when it last went back."""
+        """The text for notebooks: changes so far, lag, and the last rollback."""
         rows = [(name, text) for name, text in self._shown() if text]
         cells = "".join(
             f"<tr><th style='text-align:left'>{escape(name)}</th>"
@@ -131,7 +131,7 @@ class MirrorHandle:
     # what the mirror does
 
     def run(self, work: Callable[[], None], cancel: Callable[[], None]) -> None:
-        """Begin; ``cancel`` ends what ``work`` waits for."""
+        """Run ``work`` in a thread; ``cancel`` ends what it waits for."""
         self._cancel = cancel
 
         def guarded() -> None:
@@ -145,12 +145,12 @@ class MirrorHandle:
         self._thread.start()
 
     def say(self, doing: str | RoundUnderway) -> None:
-        """What it does now."""
+        """Note what it is doing now."""
         if doing != self._doing:
             self._doing, self._since = doing, SYSTEM.monotonic()
 
     def report(self, progress: RoundProgress) -> None:
-        """A round is done."""
+        """Note that a round is done."""
         self._recent.append(progress)
         self._rounds += 1
         self._changes += progress.changes

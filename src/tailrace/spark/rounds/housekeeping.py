@@ -1,7 +1,7 @@
 """What keeps the tables of a mirror small: one compaction step at a time beside the rounds, and cleaning.
 
 A step runs as a job of its own; its files become part of the table when the loop has time for the commit.
-What the table went through meanwhile is taken into account then, or the step was in vain.
+The commit then allows for what has changed in the table meanwhile, or the step is dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 CLEAN_EVERY_S = 30.0
 
 _ATTEMPTS = 3
-"""So many steps may fail in a row, with their executors, before the mirror does."""
+"""After this many failed steps in a row the mirror fails, too."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class _StepWork:
 
 @dataclass
 class _RunningStep:
-    """A step on its way."""
+    """A step that is running, or done and not committed."""
 
     table: Table
     step: CompactionStep
@@ -60,7 +60,7 @@ class _RunningStep:
 
 
 class _SmallFiles:
-    """A change log of which only the small files are seen."""
+    """A change log that shows only its small files."""
 
     def __init__(self, log: Table) -> None:
         self._log = log
@@ -73,7 +73,7 @@ class _SmallFiles:
 
 
 def due_step(table: Table, policy: CompactionPolicy | None = None) -> CompactionStep | None:
-    """The step of compaction that is due, if any; ``policy`` is that of a table which is no change log."""
+    """The step of compaction that is due, if any; ``policy`` does not apply to change logs."""
     if table.source.get("changes"):
         return next_step(cast(Table, _SmallFiles(table)), LOG_POLICY)
     return next_step(table, policy)
@@ -102,15 +102,15 @@ class Housekeeping:
         self._in_background = in_background
         self._running: _RunningStep | None = None
         self._looked_at: dict[int, int] = {}
-        """The version of each table in which no step was due."""
+        """The version of each table in which a step was last looked for."""
         self._cleaned_at = clock.monotonic()
         self._failures = 0
         self.steps = 0
         self.step_s = 0.0
-        """How long the step took that was committed last; it ran beside the rounds."""
+        """How long the last committed step took, beside the rounds."""
 
     def turn(self) -> str:
-        """Commit a step that is done and begin the next; what was committed, in words."""
+        """Commit a step that is done and begin the next; a description of what was committed."""
         committed = self.finish_step()
         if self._running is None:
             self._begin_step()
@@ -143,7 +143,7 @@ class Housekeeping:
         try:
             table.commit(commit)
         except TableChanged:
-            return ""  # the files are taken by the cleaning
+            return ""  # cleaning removes the files
         crash_point("mirror.after-compaction-commit")
         self.steps += 1
         self.step_s = running.took_s
@@ -159,7 +159,7 @@ class Housekeeping:
         return running.step.why
 
     def clean(self, *, now: bool = False) -> None:
-        """Thin out earlier versions, shorten the log, delete what nobody needs, every now and then."""
+        """Thin out earlier versions, shorten the log and delete unused files, every `CLEAN_EVERY_S`."""
         if not now and self._clock.monotonic() - self._cleaned_at < CLEAN_EVERY_S:
             return
         self._cleaned_at = self._clock.monotonic()
@@ -170,7 +170,7 @@ class Housekeeping:
             table.maintain(busy_since_ms=busy)
 
     def drain(self, say: Callable[[str], None]) -> None:
-        """At the end of a run that has caught up: wait for the step that runs, or take one that is due."""
+        """At the end of a run that has caught up: wait for the running step, or do one that is due; clean."""
         self._wait_for_step(say)
         if not self.steps:
             self._begin_step()
@@ -184,7 +184,7 @@ class Housekeeping:
         self.finish_step(wait=True)
 
     def close(self) -> None:
-        """Don't wait for a step that runs; cleaning removes its files."""
+        """Abandon a running step; cleaning removes its files."""
         self._running = None
 
     def _expire_log(self) -> None:

@@ -1,10 +1,10 @@
-"""Work for the executors: a function and as many pieces of work as there are tasks, as one Spark job.
+"""Work for the executors: a function and one piece of work for each task, as one Spark job.
 
 A classic session runs it on an RDD, which has no query to plan: in a round of a few changes, planning would
 take a good part of the time. Remote sessions have no RDDs; there it is a data frame whose rows are the
 answers.
 
-Whoever waits is told which pieces are done. The tasks of a classic session report it through an accumulator,
+A callback learns which pieces are done. The tasks of a classic session report it through an accumulator,
 which Spark passes on when a task ends; the answers of a remote session come one by one, in the order of their
 pieces.
 """
@@ -47,7 +47,7 @@ OnDone = Callable[[int], None]
 
 
 class Jobs(Protocol):
-    """Who runs the tasks of a mirror."""
+    """Runs the tasks of a mirror."""
 
     @property
     def parallelism(self) -> int:
@@ -57,11 +57,11 @@ class Jobs(Protocol):
     def run(
         self, work: Work, pieces: Sequence[Any], description: str, on_done: OnDone | None = None
     ) -> list[Any]:
-        """Run ``work`` on each piece, anywhere, and give the answers in any order. Both must be picklable."""
+        """Run ``work`` on each piece, anywhere; give the answers in any order. All must be picklable."""
         ...
 
     def is_waiting(self) -> bool:
-        """Whether there is a job and none of its tasks has begun, as far as is known; from any thread."""
+        """Whether a job runs and, as far as is known, none of its tasks has begun; from any thread."""
         ...
 
     def cancel(self) -> None:
@@ -74,7 +74,7 @@ _Told = set[tuple[int, int]]
 
 
 class _DonePieces:
-    """The accumulator of tasks: which pieces of which run are done."""
+    """The tasks' end of the accumulator: which pieces of which run are done."""
 
     def zero(self, _value: _Told) -> _Told:
         return set()
@@ -84,7 +84,7 @@ class _DonePieces:
 
 
 class _Listener(_DonePieces):
-    """The driver's end of it. It keeps nothing, and tells whoever waits for a run."""
+    """The driver's end of it. It keeps nothing, but calls the callback of the run."""
 
     def __init__(self) -> None:
         self.waiting: dict[int, OnDone] = {}
@@ -94,7 +94,7 @@ class _Listener(_DonePieces):
 
     def addInPlace(self, told: _Told, more: _Told) -> _Told:
         for run, number in more:
-            on_done = self.waiting.get(run)  # nobody, if an attempt comes back from the dead
+            on_done = self.waiting.get(run)  # None if the attempt of a lost executor ends late
             if on_done is not None:
                 on_done(number)
         return told
@@ -102,11 +102,11 @@ class _Listener(_DonePieces):
 
 @dataclass(frozen=True)
 class _Task:
-    """What an executor runs; it gets the numbers of its pieces."""
+    """What an executor runs, given the numbers of its pieces."""
 
     work: Work
     pieces: tuple[bytes, ...]
-    """Each pickled on its own: a task unpickles no other's."""
+    """Each pickled separately, so a task unpickles only its own."""
     run: int = 0
     done: Accumulator[_Told] | None = None
 
@@ -130,8 +130,8 @@ class _Task:
 
 @contextmanager
 def _errors_of_the_disk() -> Iterator[None]:
-    """Only the first line of an error that is not ours reaches people, and there Spark merely says that there
-    was one. So what a disk refuses becomes an error of ours.
+    """Turn an error of a disk into one of ours: of others people see only the first line, in which Spark
+    merely says that there was an error.
     """
     try:
         yield
@@ -141,8 +141,8 @@ def _errors_of_the_disk() -> Iterator[None]:
 
 
 def what_failed(error: BaseException) -> str:
-    """An error as one line. If Spark has wrapped another error, it is that one: the last line of its
-    traceback, or what Java says, from the name of its class on.
+    """An error as one line. If Spark has wrapped another error, the line is about that one: the last line of
+    its traceback, or Java's text from the class name on.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
@@ -160,7 +160,7 @@ class SparkJobs:
     def __init__(self, spark: SparkSession, tag: str, parallelism: int | None = None) -> None:
         self._spark = spark
         self._tag = tag
-        """Marks the jobs, for `cancel` and for people who look at Spark's own pages."""
+        """Marks the jobs, for `cancel` and for Spark's own pages."""
         self._parallelism = parallelism
         self._runs = count()
         self._groups: list[str] = []
@@ -178,8 +178,7 @@ class SparkJobs:
         if self._parallelism is None:
             from pyspark.sql import functions as sf
 
-            # a range without a number of partitions has as many as the cluster runs at once, and that is
-            # known of remote sessions, too
+            # by default a range has as many partitions as the cluster runs at once, in remote sessions too
             partitions = self._spark.range(_PROBE_ROWS).select(sf.spark_partition_id().alias("partition"))
             self._parallelism = max(1, partitions.distinct().count())
         return self._parallelism
@@ -191,7 +190,7 @@ class SparkJobs:
             return []
         run = next(self._runs)
         if len(pieces) == 1:
-            on_done = None  # there is nothing to tell before all is done
+            on_done = None  # there is no progress before everything is done
         task = _Task(work, tuple(pickle.dumps(piece) for piece in pieces), run)
         try:
             if self._context is not None:
@@ -220,8 +219,8 @@ class SparkJobs:
 
     @contextmanager
     def _named(self, context: SparkContext, group: str, description: str) -> Iterator[None]:
-        """Mark the jobs of this thread as ours, on Spark's pages and for `cancel`, and undo that afterwards:
-        the thread may be a notebook's.
+        """Mark the jobs of this thread as ours, for Spark's pages and `cancel`, and undo that afterwards: the
+        thread may be a notebook's.
         """
         before = {name: context.getLocalProperty(name) for name in _OF_A_GROUP}
         context.addJobTag(self._tag)
@@ -237,7 +236,7 @@ class SparkJobs:
                     context.setLocalProperty(name, cast(str, value))
 
     def _accumulator(self, context: SparkContext) -> Accumulator[_Told]:
-        if self._done is None:  # one for all runs: Spark never forgets any
+        if self._done is None:  # one for all runs, since Spark never frees an accumulator
             self._done = context.accumulator(set(), cast("AccumulatorParam[_Told]", self._listener))
         return self._done
 
@@ -292,11 +291,11 @@ _NO_PYTHON = (
     "PYTHON_VERSION_MISMATCH",
 )
 _NO_ANSWER = "Python worker failed to connect back"
-"""A Python that can't start, or one that had no time to: the machine may be busy."""
+"""The Python can't start, or had no time to because the machine is busy."""
 
 
 def python_trouble(error: BaseException) -> TailraceError | None:
-    """What to do where Spark's workers have no Python, or one without us; Spark says it in many ways."""
+    """The error to raise if Spark's workers have no Python, or one without us; None for other errors."""
     for line in str(error).splitlines():
         if _NO_ANSWER in line or any(words in line for words in _NO_PYTHON):
             kind = ConnectError if _NO_ANSWER in line else UsageError
@@ -309,11 +308,11 @@ def python_trouble(error: BaseException) -> TailraceError | None:
 
 
 _OWN = re.compile(r"(?:^|: )tailrace\.[\w.]*?(\w+): (.+)$")
-"""At the start of a line, or behind what Spark says of the place."""
+"""Our error at the start of a line, or after Spark's words about the place."""
 
 
 def own_error(error: BaseException) -> TailraceError | None:
-    """The innermost of our own errors that Spark wrapped up, if there is one; it is in the text alone."""
+    """The innermost of our own errors that Spark wrapped, if any; only its text has been kept."""
     if isinstance(error, TailraceError):
         return error
     for line in reversed(str(error).splitlines()):
@@ -326,6 +325,6 @@ def own_error(error: BaseException) -> TailraceError | None:
             return TailraceError(what)
         try:
             return kind(what)
-        except TypeError:  # it wants its facts one by one
+        except TypeError:  # this class takes facts instead of a text
             return TailraceError(what)
     return None

@@ -13,7 +13,7 @@ from .housekeeping import due_step
 __all__ = ["MaintenanceDone", "maintain_once"]
 
 _RUNS_MS = 120_000
-"""A table whose last commit is younger may have a mirror that runs."""
+"""A table whose last commit is younger than this may have a running mirror."""
 _STEPS = 1000
 
 
@@ -35,7 +35,7 @@ def maintain_once(
     on_step: Callable[[str], None] = lambda _step: None,
     clock: Clock = SYSTEM,
 ) -> MaintenanceDone:
-    """Compact as long as something is due, then clean. ``on_step`` is called with what is being done."""
+    """Compact while a step is due, then clean. ``on_step`` is called with what is being done."""
     done = MaintenanceDone()
     if compact and not dry_run and not force:
         age_ms = clock.time_ns() // 1_000_000 - table.current.timestamp_ms

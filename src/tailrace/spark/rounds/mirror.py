@@ -1,12 +1,13 @@
 """The mirror: a loop of rounds that keeps tables equal to a bucket, also when the bucket takes changes back.
 
-Each table has the position of every vbucket in the same commit as the rows, and that is the truth: every
-round is planned from it, so that whatever is killed can neither lose nor double anything. A round:
+Each table has the position of every vbucket in the same commit as the rows. Every round is planned from these
+positions, so whatever is killed, nothing is lost or applied twice. A round:
 
-1. plan: ask the bucket how far it is and on which branches, and compare with the positions of the tables;
-2. vbuckets whose changes were taken back return to an earlier version of the table: a commit of its own;
+1. plan: ask the bucket for its seqnos and branches, and compare them with the positions of the tables;
+2. go back: vbuckets whose changes were taken back return to an earlier version of the table, in a commit of
+   its own;
 3. read and write: tasks stream what is new straight into files;
-4. commit: what the tasks answered, one commit a table.
+4. commit: what the tasks answered, one commit per table.
 """
 
 from __future__ import annotations
@@ -47,19 +48,19 @@ __all__ = ["Mirror"]
 _ATTEMPTS = 5
 _RETRY_FIRST_S = 0.8
 _POLL_S = 0.1
-"""How often an idle mirror asks the bucket how far it is."""
+"""How often an idle mirror asks the bucket for its seqnos."""
 _GATHER_S = 0.7
 """How long changes are gathered if there are few: a commit costs about the same whatever is in it."""
 _GATHER_SHARE = 5_000
-"""Few is less than one for so many rows of the table."""
+"""Few means less than one change per this many rows of the tables."""
 _HELD_S = 0.5
-"""How often the copies are asked again whether they have written what is held back."""
+"""How often the copies are asked again whether changes that are held back are on their disks."""
 _TASK_RETRY_S = 10.0
 """How long a task tries to reconnect before it leaves its vbuckets to the next round."""
 
 
 class Mirror:
-    """A mirror that is set up, or runs: the loop around its rounds."""
+    """A mirror: the loop around its rounds."""
 
     def __init__(self, asked: Assignment) -> None:
         self.asked = asked
@@ -119,8 +120,8 @@ class Mirror:
     def prepare(self) -> None:
         """Claim the tables: whoever wrote them before is fenced.
 
-        All mirrors claim them in the same order, and the next one only while they have those before it. Of
-        two that start at once, one has all of them in the end.
+        All mirrors claim tables in the same order, each table only while they still hold those before it. So
+        if two start together, one of them ends up with all the tables.
         """
         if not self.tables:
             raise UsageError("a mirror needs at least one table")
@@ -134,7 +135,7 @@ class Mirror:
         self._committer.empty_dropped(self.asked.missing)
 
     def run(self) -> None:
-        """Rounds until it is stopped, or has caught up."""
+        """Do rounds until the mirror is stopped or, with ``once``, has caught up."""
         try:
             failures = Backoff(dice(), first_s=_RETRY_FIRST_S)
             while not self.handle.stopping.is_set():
@@ -158,12 +159,12 @@ class Mirror:
             self.close()
 
     def close(self) -> None:
-        """Let go of the bucket, and of a compaction that runs."""
+        """Close the connections to the bucket; a running compaction is abandoned."""
         self.housekeeping.close()
         self._planner.close()
 
     def turn(self) -> bool:
-        """One round, or a look that finds nothing to do; whether the mirror has come to its end."""
+        """Do one round, or find nothing to do; whether the mirror has come to its end."""
         try:
             return self._turn()
         except TableDamaged as error:
@@ -171,8 +172,8 @@ class Mirror:
             raise
 
     def _look_for_others(self, error: TableDamaged) -> None:
-        """A mirror that stood still for long may miss files that nobody needed any more, because somebody
-        else has gone on with the table meanwhile. Then that is the error to report.
+        """Raise `TableChanged` instead if another writer went on with a table: the files that a paused mirror
+        misses may have been cleaned up since.
         """
         for table in self.asked.all_tables:
             before = table.version
@@ -187,7 +188,7 @@ class Mirror:
             self._idle(self._planner.state)
             return False
         self._note_standing(state)
-        for table in self.asked.all_tables:  # of an object store that is a request each, so not at every look
+        for table in self.asked.all_tables:  # a request each on an object store, so not on every look
             table.refresh()
         state, plan = self._planner.plan(state)
         if self._is_little(plan):
@@ -214,11 +215,11 @@ class Mirror:
         return False
 
     def _note_standing(self, state: BucketState) -> None:
-        """For whoever asks the handle meanwhile."""
+        """Update what the handle says about the lag."""
         self.handle.standing = self._freshness.standing(state, len(self.tables))
 
     def _is_little(self, plan: RoundPlan) -> bool:
-        """Whether it is better to wait for more; what goes back never waits."""
+        """Whether to wait for more changes first; a plan in which vbuckets go back never waits."""
         if self._settings.once or self._settings.trigger_s is not None or any(plan.decisions):
             return False
         rows = sum(file.rows for table in self.tables for file in table.files())
@@ -227,7 +228,7 @@ class Mirror:
         return 0 < changes < rows // _GATHER_SHARE and late > 0
 
     def _idle(self, state: BucketState) -> None:
-        """Nothing is new, as far as that is known."""
+        """Compact, clean up and wait, while nothing is known to be new."""
         self.handle.say(
             f"waiting for nodes; {counted(state.unasked)}" if state.unasked else "waiting for changes"
         )
@@ -256,7 +257,7 @@ class Mirror:
 
 
 def _is_passing(error: Exception) -> bool:
-    """Whether the round may have more luck if it is done again: executors get lost, others tidy the table."""
+    """Whether a repetition of the round may succeed: executors get lost, others clean up the table."""
     if isinstance(error, TailraceError):
         return isinstance(error, TableChanged | ConnectError | StorageError)
     return lost_java(error) is None

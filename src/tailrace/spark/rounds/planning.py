@@ -1,9 +1,9 @@
-"""What a round does, decided before anything is done: which vbuckets go back, which are read, and by whom.
+"""The plan of a round, made before anything is done: which vbuckets go back, which are read, by which task.
 
-Every table has its own position in every vbucket, and they need not be the same: one that is new, or was
-killed between two commits, is behind the others. A vbucket is streamed from where the table that is furthest
-behind stands; the others leave out what they have. So tables never wait for each other, and a crash between
-two commits needs no repair.
+Every table has its own position in every vbucket, and they need not be the same: a table that is new, or that
+missed its commit in a crash, is behind the others. A vbucket is streamed from the position of the table that
+is furthest behind; the others leave out what they have. So tables never wait for each other, and a crash
+between two commits needs no repair.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .bucket import BucketState
 __all__ = ["Decision", "Range", "Ranges", "RoundPlan", "changes_of", "decide", "divided", "plan_round"]
 
 _TASK_CHANGES = 4_000
-"""A task with less to read costs more than what it reads."""
+"""A task with less to read costs more than the reading."""
 _LONG_TASK_CHANGES = 240_000
-"""About as many as a file of the base holds. A task with more to read is divided even if nobody can run its
-parts at once: what fails is repeated as a whole task, and progress is known only of tasks that have ended."""
+"""About as many as a file of the base holds. A task with more to read is divided even if its parts can't run
+at the same time: a failed task is repeated whole, and only tasks that have ended count as progress."""
 _MOST_TURNS = 32
-"""… into at most this many for each task that can run at once."""
+"""The most tasks that work is divided into, for each task that can run at once."""
 _STREAM_COST = 20
-"""What a stream costs beside its changes, in changes."""
+"""The fixed cost of a stream, in changes."""
 
 
 class Held(Protocol):
-    """What is asked of a table here."""
+    """What planning needs of a table."""
 
     @property
     def current(self) -> TableVersion: ...
@@ -50,7 +50,7 @@ class Decision:
     action: Action
     held: Position
     request: Position
-    """Where it goes on, under a name that the bucket knows."""
+    """Where it goes on, with a vb_uuid that the bucket knows."""
     version: int | None = None
     """The version of the table whose rows come back, if it goes back."""
 
@@ -64,7 +64,7 @@ class Range:
 
     @property
     def changes(self) -> int:
-        """At most so many."""
+        """How many changes these are, at most."""
         return self.end - self.start.seqno
 
 
@@ -77,7 +77,7 @@ _PACKED = struct.Struct("<HQQQQQ")
 
 
 class Ranges(dict[int, Range]):
-    """What a task is to stream. It travels as numbers: a thousand objects are dear to pickle, every round."""
+    """What a task is to stream, pickled as packed numbers: a thousand objects every round would be slow."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         packed = (
@@ -96,15 +96,15 @@ def _unpacked_ranges(packed: bytes) -> Ranges:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """A round."""
+    """The plan of a round."""
 
     decisions: tuple[Mapping[int, Decision], ...]
-    """By table, the vbuckets that do more than go on."""
+    """For each table, the vbuckets that go back or start over."""
     ranges: Mapping[int, Range]
     lag: int
-    """Changes that the table furthest behind has not come to."""
+    """How many changes the table furthest behind lacks."""
     left_over: int = 0
-    """Of these, changes that this round leaves to the next."""
+    """How many of them this round leaves to the next."""
 
     def going_back(self, table: int) -> dict[int, Decision]:
         """VBuckets of a table that return to an earlier version."""
@@ -115,13 +115,13 @@ class RoundPlan:
         }
 
     def starting_over(self, table: int) -> frozenset[int]:
-        """VBuckets of a table of which nothing can be kept."""
+        """VBuckets of a table that begin again with nothing."""
         decisions = self.decisions[table].items()
         return frozenset(vbucket for vbucket, decision in decisions if decision.action is Action.START_OVER)
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is to be done."""
+        """Whether there is nothing to do."""
         return not self.ranges and not any(self.decisions)
 
 
@@ -135,18 +135,18 @@ def decide(
     refused: Position | None = None,
     held: Position | None = None,
 ) -> Decision:
-    """What becomes of a vbucket of a table; ``held`` is where it stands, if that is known already.
+    """What to do with a vbucket of a table; ``held`` is where it stands, if that is known already.
 
-    ``refused`` is what the bucket did not accept although its failover log allows it: then it has purged what
-    lies behind, and nothing older will do either.
+    ``refused`` is the position that the bucket did not accept. If its failover log allows that position, it
+    has purged changes after it, and nothing older will be accepted either.
     """
     held = table.current.position(vbucket) if held is None else held
-    if not held.seqno:  # nothing is held that could be taken back; of many empty vbuckets this is so for ever
+    if not held.seqno:  # nothing is held that could be taken back; many vbuckets stay empty forever
         action = Action.BACKFILL if high_seqno else Action.RESUME
         return Decision(action, held, Position.BEGINNING)
     is_on_newest = 0 < held.seqno <= high_seqno and held.vb_uuid == log.newest.vb_uuid
     if is_on_newest and refused is None and held.seqno >= purge_seqno:
-        return Decision(Action.RESUME, held, held)  # what nearly always is so, without a look at the past
+        return Decision(Action.RESUME, held, held)  # the usual case: no need to look at the past
     ways_back: list[tuple[int, Position]] = []
 
     def earlier() -> Iterator[Position]:
@@ -177,12 +177,11 @@ def plan_round(
     first: int = 0,
     held: Sequence[Mapping[int, Position]] | None = None,
 ) -> RoundPlan:
-    """What to do, as the bucket stands.
+    """What to do in this state of the bucket.
 
-    ``start_over`` are vbuckets that begin again whatever is held of them, ``ends`` seqnos beyond which
-    nothing is read, ``skipped`` vbuckets that wait for their next attempt. Of a backlog above
-    ``max_changes`` only that much is read, beginning with vbucket ``first``. ``held`` is where each table
-    stands, if the caller has it at hand.
+    ``start_over`` are vbuckets that begin again whatever the tables hold, ``ends`` seqnos beyond which
+    nothing is read, ``skipped`` vbuckets that wait for their next attempt. At most ``max_changes`` are read,
+    beginning with vbucket ``first``. ``held`` is where each table stands, if the caller knows it already.
     """
     decisions: list[dict[int, Decision]] = [{} for _ in tables]
     anew, waiting = set(start_over), set(skipped)
@@ -192,7 +191,7 @@ def plan_round(
     for vbucket, log in state.failover_logs.items():
         high = state.high_seqnos.get(vbucket)
         if high is None:
-            continue  # no node has it at this moment
+            continue  # no node has it now
         starts = []
         for index, table in enumerate(tables):
             stand = stands[index].get(vbucket, Position.BEGINNING)
@@ -214,8 +213,8 @@ def plan_round(
 
 
 def _limited(ranges: Mapping[int, Range], max_changes: int, first: int) -> dict[int, Range]:
-    """Whole vbuckets as far as the limit goes, in order and beginning with ``first``; the last one in part.
-    The bucket may go on to the end of a snapshot.
+    """Whole vbuckets up to the limit, in order from ``first`` on; the last one in part. The bucket may go on
+    to the end of a snapshot.
     """
     order = sorted(ranges)
     begin = bisect_left(order, first)
@@ -236,11 +235,11 @@ def divided(
     parallelism: int,
     fresh: AbstractSet[int] = frozenset(),
 ) -> list[Ranges]:
-    """Ranges as tasks of about equal work: neighbours of one node each, so that a task needs few connections
-    and writes files whose rows lie close together.
+    """Ranges as tasks of about equal work. A task has neighbours of one node, so it needs few connections and
+    writes files whose rows lie close together.
 
-    ``fresh`` are vbuckets of which a table has nothing: they become files of the base, which don't overlap.
-    Neighbours among them stay together whoever has them, since nodes often have every third one or so.
+    ``fresh`` are vbuckets that a table does not have yet: they become files of the base, which don't overlap.
+    Neighbours among them stay together whatever their node: a node often has, say, every third vbucket.
     """
     if not ranges:
         return []

@@ -1,4 +1,4 @@
-"""What a mirror says of itself while it runs."""
+"""What a mirror reports while it runs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .planning import Range, changes_of
 __all__ = ["RoundProgress", "RoundUnderway", "Standing", "TableCounts", "TableFigures"]
 
 _MUCH = 10
-"""The rate of a round is shown once one in so many of its changes is done: small tasks end first."""
+"""The rate of a round is shown once one in this many of its changes is done: small tasks end first."""
 _NO_TASK_S = 5.0
-"""A job none of whose tasks has begun after so long waits for executors."""
+"""A job with no task begun after this long waits for executors."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How far the tables are behind the bucket, as far as is known."""
+    """How far the tables are behind the bucket."""
 
     as_of: float
-    """The tables have all that the bucket had at this moment, by the monotonic clock."""
+    """The tables have all that the bucket had at this moment of the monotonic clock."""
     behind: tuple[int, ...]
-    """For each table, how many of the changes it lacks that the bucket had when it was last asked."""
+    """For each table, how many changes it lacks of those that the bucket had when it was last asked."""
 
 
 @dataclass
@@ -42,16 +42,16 @@ class TableCounts:
 
 @dataclass(frozen=True)
 class TableFigures:
-    """How a table is kept, and what the round did to it."""
+    """The files and versions of a table, and what the round did to it."""
 
     table: str
     files: int
     masked_rows: int
-    """Rows that are still in files although nobody sees them: what compaction takes away."""
+    """Dead rows that are still in files, until compaction removes them."""
     undo_versions: int
     """Versions that a rollback can return to."""
     undo_s: float
-    """How far back the oldest of them is."""
+    """The age of the oldest of them."""
     version: int = 0
     counts: TableCounts = field(default_factory=TableCounts)
 
@@ -61,42 +61,42 @@ class RoundProgress:
     """What a round did."""
 
     batch: int
-    """Its number in this run."""
+    """The number of the round in this run."""
     changes: int
     """Changes of documents that went into the tables."""
     rolled_back: tuple[int, ...]
     """VBuckets that went back with the bucket."""
     versions: tuple[int, ...]
-    """Of the tables."""
+    """The versions of the tables."""
     rows_written: int = 0
     rows_masked: int = 0
     bytes_written: int = 0
     rows_rolled_back: int = 0
     """Rows that went with the changes that the bucket took back, and rows that came back in their place."""
     rescued: int = 0
-    """Rows of typed tables with something that does not fit, of those that were written."""
+    """Written rows of typed tables in which something does not fit its column."""
     lag_changes: int = 0
-    """Changes that the bucket had when it was last asked and the tables have not."""
+    """Changes that the bucket had when it was last asked and the tables don't have."""
     lag_s: float = 0.0
-    """The tables show the bucket as it was at most so long ago."""
+    """The tables show the bucket as it was at most this long ago."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Where the time went: plan, read, write, schedule (what the job took beside these two), commit, maintain
+    """Where the time went: plan, read, write, schedule (the rest of the job's time), commit, maintain
     (cleaning, and the compaction's commit); and compaction, which ran beside the rounds.
     """
     went_back: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """Of vbuckets that went back: the seqno at which they stood, and the one to which they went."""
+    """For vbuckets that went back: the seqno at which they stood, and the one to which they went."""
     behind: Mapping[int, int] = field(default_factory=dict)
-    """Changes by vbucket of those that the tables have not."""
+    """The changes of ``lag_changes`` by vbucket."""
     positions: Mapping[int, Position] = field(default_factory=dict)
-    """Of the first table."""
+    """The positions of the first table."""
     compacted: str = ""
-    """The compaction that was committed with it, if one was."""
+    """The compaction that was committed in this round, if any."""
     tables: tuple[TableFigures, ...] = ()
-    """How its tables are kept, after it."""
+    """The figures of the tables after the round."""
 
     @property
     def rate(self) -> float:
-        """Changes a second, of the time in which something was done."""
+        """Changes a second, over the time spent on the round."""
         spent = sum(spent for name, spent in self.seconds.items() if name != "compaction")
         return self.changes / spent if spent else 0.0
 
@@ -114,7 +114,7 @@ class RoundProgress:
 
 class RoundUnderway:
     """A round that is not committed yet: which step it is at, and how much of it is done. What a task has
-    read counts when the task has ended: Spark tells nothing earlier.
+    read counts when the task has ended: Spark reports nothing earlier.
     """
 
     def __init__(
@@ -125,12 +125,12 @@ class RoundUnderway:
         clock: Clock = SYSTEM,
         is_waiting: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``is_waiting`` tells whether nobody has begun with the tasks yet."""
+        """``is_waiting`` returns whether no task has begun yet."""
         self.batch = batch
         self.changes = changes
         """How many are to be read, at most."""
         self.later = later
-        """Changes that the bucket has and that are left to later rounds."""
+        """Changes of the bucket that are left to later rounds."""
         self.step = "plan"
         """plan, go back, read (and write), commit or maintain."""
         self._clock = clock
@@ -140,7 +140,7 @@ class RoundUnderway:
         self._done: frozenset[int] = frozenset()
 
     def read(self, pieces: Sequence[Mapping[int, Range]]) -> None:
-        """These are read now; a round whose tables get new columns reads twice."""
+        """Note that these pieces are read now; a round whose tables get new columns reads twice."""
         self._read_began = self._last_done = self._clock.monotonic()
         self._done = frozenset()
         self._pieces = pieces
@@ -148,7 +148,7 @@ class RoundUnderway:
         self.step = "read"
 
     def done(self, piece: int) -> None:
-        """One of them is read and written; from any thread."""
+        """Note that one of the pieces is read and written; from any thread."""
         self._last_done = self._clock.monotonic()
         self._done |= {piece}
 

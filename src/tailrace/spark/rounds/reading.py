@@ -19,35 +19,35 @@ from .planning import Range
 __all__ = ["Taker", "read_ranges"]
 
 _ENDS = 10
-"""How often the end of a vbucket's snapshot is asked for again, where a bucket stops inside of it."""
+"""How often a vbucket is asked for the end of its snapshot if the stream stops inside it."""
 
 
 class Taker(Protocol):
-    """Who takes what streams bring."""
+    """Takes what streams bring."""
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Rows as they come; of a vbucket that is left out below, any may have come before."""
+        """Take rows as they come; those of a vbucket that is refused, held or failed later don't count."""
         ...
 
     def stand(self, vbucket: int, position: Position) -> None:
-        """A vbucket has come to the end of a snapshot; nothing more comes of it."""
+        """Note that a vbucket has come to the end of a snapshot; no more of its rows come."""
         ...
 
     def refuse(self, vbucket: int, requested: Position) -> None:
-        """The bucket does not go on from there: what came of the vbucket does not count."""
+        """Note that the bucket does not go on from there; the rows of the vbucket don't count."""
         ...
 
     def hold(self, vbucket: int, why: str) -> None:
-        """Not every copy has a vbucket's changes on disk: what came of it does not count."""
+        """Note that some copy does not have a vbucket's changes on disk; its rows don't count."""
         ...
 
     def fail(self, vbucket: int, why: str) -> None:
-        """A vbucket can't be read to the end of a snapshot: what came of it does not count."""
+        """Note that a vbucket can't be read to the end of a snapshot; its rows don't count."""
         ...
 
 
 def read_ranges(source: BlockingSource, ranges: Mapping[int, Range], taker: Taker) -> None:
-    """Stream vbuckets, and say of each where it stands or why it does not."""
+    """Stream vbuckets, and report for each where it stands or why it could not be read."""
     for vbucket, span in ranges.items():
         if not span.changes:
             taker.stand(vbucket, span.start)
@@ -61,8 +61,8 @@ def read_ranges(source: BlockingSource, ranges: Mapping[int, Range], taker: Take
 
 
 class _Waves:
-    """Ranges with changes, as neighbours that are streamed together: few enough that what comes of them fits
-    into a file, so that the files of a first load don't overlap.
+    """Ranges with changes, in groups of neighbours that are streamed together: few enough for their rows to
+    fit into one file, so the files of a first load don't overlap.
     """
 
     FIRST_CHANGES = 10_000
@@ -80,7 +80,7 @@ class _Waves:
         self._bytes += batch.nbytes
 
     def next_wave(self) -> dict[int, Range]:
-        """One vbucket at least; none if there is none left."""
+        """The next group, of at least one vbucket; empty if none is left."""
         wave: dict[int, Range] = {}
         room = self._changes()
         while self._order:
@@ -100,7 +100,7 @@ class _Waves:
 def _read_once(
     source: BlockingSource, left: Mapping[int, Range], taker: Taker, waves: _Waves
 ) -> dict[int, Range]:
-    """Stream; what is left stands inside a snapshot: a bucket need not go on to its end by itself."""
+    """Stream once; the ranges of vbuckets that stopped inside a snapshot, which a bucket need not finish."""
     stands = {vbucket: span.start for vbucket, span in left.items()}
     waited_for, left_out = set(left), set[int]()
     ends = SeenEnd({vbucket: span.end for vbucket, span in left.items()})
@@ -122,7 +122,7 @@ def _read_once(
                 if back:
                     source.pause(back)
                 if left_out and not waited_for:
-                    break  # what is paused never comes to an end by itself
+                    break  # the rest is paused, and would never end by itself
     except LoginError:
         raise
     except NotPersistedYet as error:

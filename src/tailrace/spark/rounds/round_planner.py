@@ -1,4 +1,4 @@
-"""What there is to do: how far the bucket is, where the tables stand, and the plan that follows from it."""
+"""What to do next: the bucket's seqnos against the positions of the tables, and the plan of a round."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .troubled_vbuckets import HeldBack, TroubledVBuckets
 __all__ = ["RoundPlanner"]
 
 _LOOK_S = 1.0
-"""How often it asks for failover logs although nothing is new."""
+"""How often it asks for failover logs even if nothing is new."""
 _BACKLOG = 1 << 20
-"""Changes of a round at most, about, while there is a backlog: what a kill throws away."""
+"""About the most changes that a round reads of a backlog: a kill throws away the whole round."""
 
 
 class RoundPlanner:
@@ -34,7 +34,7 @@ class RoundPlanner:
         wait: Callable[[float], bool],
         on_trouble: Callable[[str], None],
     ) -> None:
-        """``wait`` waits so many seconds, and says whether to give up."""
+        """``wait`` waits for some seconds and returns whether to give up."""
         self._asked = asked
         self._tables = asked.all_tables
         self._clock = asked.clock
@@ -52,7 +52,7 @@ class RoundPlanner:
 
     @property
     def is_holding(self) -> bool:
-        """Whether there is something that not every copy has on disk yet."""
+        """Whether changes are held back because not every copy has them on disk yet."""
         return bool(self._held)
 
     @property
@@ -62,11 +62,11 @@ class RoundPlanner:
         return self._state
 
     def look(self) -> BucketState | None:
-        """How far the bucket is; None if nothing has changed since it was last asked."""
+        """Ask the bucket; None if nothing has changed since it was last asked."""
         known = self._state
         if (
             known is None
-            or self._troubled.refused  # by a log that we have not seen, or nothing but a purge explains it
+            or self._troubled.refused  # the logs may be newer than ours; if they are not, it is a purge
             or self._clock.monotonic() - known.logs_at >= _LOOK_S
         ):
             state = self._bucket.look()
@@ -79,33 +79,33 @@ class RoundPlanner:
             ):
                 return None
         self._state = state
-        if self._asked.settings.once:  # of a vbucket that could not be asked at the start: when it can be
+        if self._asked.settings.once:  # a vbucket that can't be asked at the start gets its end later
             self._ends = {**state.high_seqnos, **(self._ends or {})}
         return state
 
     def plan(self, state: BucketState) -> tuple[BucketState, RoundPlan]:
-        """What to do, and the state of the bucket that this was planned for."""
+        """The plan, and the state of the bucket that it was made for."""
         plan = self._plan(state)
         if state.has_old_logs and (any(plan.decisions) or (self._asked.settings.once and plan.is_empty)):
-            # what looks taken back may only be newer than the logs, and the end is the bucket's as it is
+            # old logs can make changes look taken back, and can't prove that all has been read
             state = self._state = self._bucket.look()
             plan = self._plan(state)
         return state, plan
 
     def high_seqno(self, vbucket: int) -> int:
-        """Of a vbucket, when the bucket was last asked."""
+        """The high seqno of a vbucket when the bucket was last asked."""
         return self.state.high_seqnos.get(vbucket, 0)
 
     def advance(self, plan: RoundPlan) -> None:
-        """A round was done: the next begins where it left something."""
+        """Note that a round was done: the next begins where it left something."""
         self._next_vbucket = list(plan.ranges)[-1] if plan.left_over and plan.ranges else 0
 
     def close(self) -> None:
-        """Let go of the bucket."""
+        """Close the connections to the bucket."""
         self._bucket.close()
 
     def _check_bucket(self, bucket_uuid: str) -> None:
-        """There is a new connection, to a bucket of that name."""
+        """Check a new connection: the bucket of that name must still be that of the tables."""
         for table in self._tables:
             check_same_bucket(table, bucket_uuid)
 
@@ -113,7 +113,7 @@ class RoundPlanner:
         return self._freshness.lag(state) > 0 or bool(self._troubled)
 
     def _plan(self, state: BucketState) -> RoundPlan:
-        """What to do; of what not every copy has on disk, nothing, if that is asked for."""
+        """The plan; with ``persistedOnly``, without changes that some copy does not have on disk."""
         plan = self._planned(state, self._ends)
         if not self._options.persisted_only or not plan.ranges:
             self._held.release()

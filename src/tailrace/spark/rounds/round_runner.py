@@ -1,4 +1,4 @@
-"""A round: vbuckets go back, tasks read and write what is new, one commit a table; and its report."""
+"""A round: vbuckets go back, tasks read and write what is new, one commit per table; and its report."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RoundRunner:
         on_committed: Callable[[RoundPlan], None],
         task_retry_s: float,
     ) -> None:
-        """``task_retry_s``: how long a task tries to reconnect when its connection is lost."""
+        """``task_retry_s`` is how long a task tries to reconnect when its connection is lost."""
         self._asked = asked
         self._clock = asked.clock
         self._handle = handle
@@ -59,7 +59,7 @@ class RoundRunner:
         """When the last round was committed, by the monotonic clock."""
 
     def run(self, state: BucketState, plan: RoundPlan, planned_s: float) -> bool:
-        """Whether anything was committed."""
+        """Do one round; whether anything was committed."""
         with span("tailrace.mirror.round", bucket=self._asked.bucket_name, batch=self._batch) as told:
             now_ns = self._clock.time_ns()
             add_span("tailrace.mirror.plan", now_ns - int(planned_s * 1e9), now_ns)
@@ -114,7 +114,7 @@ class RoundRunner:
     def _read_and_write(
         self, state: BucketState, plan: RoundPlan, time: _Spent, underway: RoundUnderway
     ) -> _WrittenRound:
-        """What the tasks answer, and where they wrote."""
+        """Run the tasks; their answers, and where they wrote."""
         asked = self._asked
         with time.spent("plan"):
             ranges: Mapping[int, Range] = plan.ranges
@@ -152,7 +152,7 @@ class RoundRunner:
         return counted
 
     def _keep_house(self) -> tuple[str, Exception | None]:
-        """Compaction and cleaning; what was compacted, or went wrong: the round is done all the same."""
+        """Compact and clean; what was compacted, and an error instead of raising it: the round is done."""
         if not self._asked.settings.maintenance:
             return "", None
         try:
@@ -219,23 +219,23 @@ class _WrittenRound:
 
     targets: Sequence[TableTarget]
     log: ChangeLogTarget | None
-    """Where they wrote changes, if there is a log of them."""
+    """The change log that they wrote to, if there is one."""
     answers: Sequence[TaskAnswer]
 
 
 @dataclass
 class _WentBack:
-    """VBuckets that are no longer where they stood before the round."""
+    """VBuckets that went back in a round."""
 
     vbuckets: dict[int, tuple[int, int]]
-    """From which seqno to which."""
+    """By vbucket, from which seqno to which."""
     rows: list[int]
-    """For each table, how many rows that removed or restored."""
+    """For each table, how many rows were removed or restored."""
     stood: Mapping[int, Position]
-    """Where the first table stood afterwards."""
+    """The positions of the first table after going back."""
 
     def join(self, counted: RoundCounts) -> None:
-        """Those that the tasks read again from the beginning went back, too; rows are counted for all."""
+        """Add the vbuckets that the tasks read again from the beginning, and add our rows to the counts."""
         for vbucket in counted.started_over - self.vbuckets.keys():
             self.vbuckets[vbucket] = (self.stood[vbucket].seqno if vbucket in self.stood else 0, 0)
         for counts, rows in zip(counted.tables, self.rows, strict=True):
@@ -252,15 +252,15 @@ class _Spent:
 
     @contextmanager
     def spent(self, name: str) -> Iterator[None]:
-        """The block belongs to this phase."""
+        """Count the time of the block for this phase."""
         began = self._clock.monotonic()
         yield
         self._seconds[name] = self._seconds.get(name, 0.0) + self._clock.monotonic() - began
 
     def phases(self, answers: Sequence[TaskAnswer], parallelism: int) -> dict[str, float]:
-        """As a report has them. Tasks of which ``parallelism`` run at once take as long as the longest, or as
-        their sum divided by that, whichever is more. ``schedule`` is the rest of the time until all had
-        answered: starting the job and its tasks, and waiting for a place.
+        """The phases for a report. Tasks of which ``parallelism`` run at once take as long as the longest, or
+        as their sum divided by ``parallelism``, whichever is more. ``schedule`` is the rest of the time until
+        all had answered: starting the job and its tasks, and waiting for executors.
         """
 
         def took(spent: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""A mirror from a URL and paths: the bucket is asked what it is, tables are opened or made."""
+"""Setting up a mirror from a URL and paths: look at the bucket, then open or create the tables."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class CollectionTable:
 
     @property
     def path(self) -> str:
-        """The collection as people write it."""
+        """The collection as ``scope.collection``."""
         return f"{self.scope}.{self.collection}"
 
     @property
     def is_default(self) -> bool:
-        """It is there in every bucket."""
+        """Whether it is the default collection, which every bucket has."""
         return self.path == "_default._default"
 
 
 class MirrorKeywords(TypedDict, total=False):
-    """The settings of a mirror, as keyword arguments that a type checker sees."""
+    """The settings of a mirror as keyword arguments, for type checkers."""
 
     once: bool
     trigger_s: float | None
@@ -113,13 +113,13 @@ def build_mirror(
     clock: Clock = SYSTEM,
     in_background: bool = True,
 ) -> Mirror:
-    """A mirror that has not been started; `tailrace.spark.mirror` says what its settings mean."""
+    """A mirror that has not been started; `tailrace.spark.mirror` explains the settings."""
     if changes is None and changes_keep_s is not None:
-        raise UsageError("there is no change log whose changes could be kept: say where with changes")
+        raise UsageError("changes_keep_s needs a change log; give its path with changes")
     given = source_options(url, options)
     chosen = _chosen(tables)
-    # No filter for the node: it names collections by their id, and one that is dropped and made again has
-    # another. The position would move on over its documents. The tables take what is theirs by name.
+    # No filter for the node: it would name collections by id, and one that is dropped and made again has
+    # another id, so the position would pass over its documents. The tables choose their rows by name.
     parsed = parse_mirror_options(given)
     how = TableOptions(dict(storage_options or {}), undo_s, undo_bytes, clock)
     _check_apart([place.uri for place in chosen] + ([] if changes is None else [os.fspath(changes)]))
@@ -150,7 +150,7 @@ def build_mirror(
                     f"the table at {place.uri} gets more columns; documents that are there get them when "
                     "they change, or now with 'tailrace verify --repair'"
                 )
-        # those that a table does not have yet are added when the mirror has claimed it
+        # columns that a table does not have yet are added when the mirror has claimed it
         there = wanted if held is None else held.documents
         opened.append(
             open_or_create(
@@ -212,15 +212,15 @@ def _chosen(tables: StrPath | Mapping[str, StrPath]) -> list[CollectionTable]:
 
 
 def _check_apart(uris: Sequence[str]) -> None:
-    """`UsageError` for tables in one place or inside of each other, before one of them is made."""
+    """Raise `UsageError` for tables in the same place or inside each other, before any of them is made."""
     places = [TableStore(uri).uri for uri in uris]
     for first, second in permutations(places, 2):
         if first == second:
             raise UsageError(f"two tables can't be at {first}; choose another path for one of them")
         if second.startswith(f"{first}/"):
             raise UsageError(
-                f"{second} lies inside of the table at {first}, and whoever cleans that one up takes it for "
-                "waste; choose another path"
+                f"{second} lies inside of the table at {first}, and cleaning that table up would delete it; "
+                "choose another path"
             )
 
 
@@ -229,8 +229,8 @@ def _missing(
 ) -> tuple[str, ...]:
     """The collections that the bucket does not have.
 
-    One with a table has been dropped, and the table will be emptied; one without has never been there, or is
-    misspelt.
+    If a missing collection has a table, it was dropped, and the table will be emptied. Without a table it was
+    never there, or is misspelt: that is a `UsageError`.
     """
     if all(collection.is_default for collection in chosen):
         return ()

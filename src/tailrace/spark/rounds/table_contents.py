@@ -1,8 +1,8 @@
-"""What of a bucket a table holds, beside which collection: whoever writes it and whoever compares it agree.
+"""Which documents of its collection a table holds; the mirror and `verify` must agree on it.
 
-Transaction records are left out of a mirror unless somebody asks for them. A table that has them says so in
-what it is a mirror of, so that a later run, `verify` and a repair read the same documents without being told.
-System collections need no such note: a table is of one collection, and naming it asks for it.
+Transaction records are left out of a mirror unless they are asked for. A table with them has a note of it in
+its source, so a later run, `verify` and a repair read the same documents without being told. System
+collections need no such note: a table is of one collection, and naming it asks for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TRANSACTIONS, _SYSTEM = "includeTransactions", "includeSystem"
 
 
 def source_note(*, has_transactions: bool) -> dict[str, Any]:
-    """The member of a table's source; nothing for one without."""
+    """The note in the source of a table with transaction records; empty for one without."""
     return {_NOTE: True} if has_transactions else {}
 
 
@@ -39,7 +39,7 @@ def mirror_contents(
 ) -> tuple[dict[str, str], bool]:
     """Options of the source for a mirror, and whether its tables have transaction records.
 
-    ``scopes`` are those of the tables, ``held`` the tables that are there already.
+    ``scopes`` are those of the tables, ``held`` the tables that exist already.
     """
     there = [table for table in held if table is not None]
     has = wants_transactions or any(table.source.get(_NOTE) for table in there)

@@ -1,4 +1,4 @@
-"""What `tailrace doctor` says of a table: whether its mirror can go on from where it stands."""
+"""What `tailrace doctor` says about a table: whether its mirror can go on from where it stands."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .same_bucket import UUID, is_replaced
 __all__ = ["examine_table"]
 
 ASSUMED_PURGE_S = 3 * 86_400.0
-"""What servers have unless somebody set another interval; they don't tell it to a reader."""
+"""The default purge interval of servers, which don't report theirs to readers."""
 
 
 def examine_table(table: Table, bucket: str, facts: BucketFacts, clock: Clock = SYSTEM) -> Iterator[Finding]:
-    """A table against its bucket."""
+    """What is wrong between a table and its bucket."""
     source = table.source
     mirrored = source.get("bucket")
     if mirrored != bucket:
@@ -85,7 +85,7 @@ def _examine_plans(table: Table, plans: list[VBucketForecast]) -> Iterator[Findi
 def _examine_purging(
     table: Table, plans: list[VBucketForecast], facts: BucketFacts, clock: Clock
 ) -> Iterator[Finding]:
-    """The purge interval against the positions: who is away for longer misses deletions, and starts over."""
+    """Compare the purge interval with the positions: a mirror away for longer misses deletions."""
     purged = [plan.vbucket for plan in plans if 0 < plan.held.seqno < facts.purge_seqnos.get(plan.vbucket, 0)]
     if purged:
         yield error(

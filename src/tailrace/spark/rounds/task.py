@@ -1,12 +1,12 @@
 """The executors' half of a round: streams of some vbuckets, straight into files of the tables.
 
 A task streams each of its vbuckets from a position to the end of the snapshot that holds the last seqno
-wanted, hands the rows to a sink for each table, and answers with what to commit. Nothing is visible before
-the driver does that, so a task may fail, be repeated, or run twice: only what the driver was answered counts,
-and in each answer rows and positions agree.
+wanted, passes the rows to a sink for each table, and answers with what to commit. Nothing is visible before
+the driver commits it, so a task may fail, be repeated, or run twice: only the answers that the driver gets
+count, and in each of them rows and positions agree.
 
-A vbucket that can't be read to such an end (the bucket took changes back, nobody has it, a connection broke
-for too long) is left out with all that came of it, and the answer says why.
+A vbucket that can't be read to such an end (the bucket took changes back, no node has it, a connection was
+lost for too long) is left out with all its rows, and the answer says why.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class TableTarget:
     fresh: frozenset[int]
     """VBuckets without a row in it."""
     floors: Mapping[int, int]
-    """VBuckets that are further than the stream begins, and up to which seqno."""
+    """By vbucket, the seqno that the table has already, if the stream begins below it."""
     waiting: frozenset[int] = frozenset()
-    """Of these, vbuckets that are read from the beginning, for another table and not for this one: a server
-    gives that to everybody, also without the deletions that it has purged. The next round asks from where
-    this table stands, which the server refuses if the table has missed any.
+    """VBuckets of ``floors`` that are read from the beginning, for another table and not for this one: a
+    server always allows that, even if it has purged deletions. The next round asks from where this table
+    stands, which the server refuses if the table has missed any.
     """
 
     @property
@@ -64,7 +64,7 @@ _PACKED = struct.Struct("<HQQ")
 
 
 class ReachedPositions(dict[int, Position]):
-    """Ends of snapshots. They travel as numbers: a thousand objects are dear to pickle, every round."""
+    """Ends of snapshots, pickled as packed numbers: a thousand objects every round would be slow."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         packed = (_PACKED.pack(vbucket, at.vb_uuid, at.seqno) for vbucket, at in self.items())
@@ -82,7 +82,7 @@ class TaskAnswer:
     """What a task did."""
 
     results: list[TaskResult] = field(default_factory=list)
-    """By table; several if a collection came or went in mid stream."""
+    """Of each table; several of one if a collection was created or dropped in mid stream."""
     tables: list[int] = field(default_factory=list)
     """The table of each result."""
     logged: TaskResult | None = None
@@ -92,9 +92,9 @@ class TaskAnswer:
     emptied: set[tuple[int, int]] = field(default_factory=set)
     """Table and vbucket of rows that are gone with their collection."""
     refused: dict[int, Position] = field(default_factory=dict)
-    """VBuckets that the bucket did not go on with from there."""
+    """VBuckets that the bucket refused to go on with, and from where."""
     held: dict[int, str] = field(default_factory=dict)
-    """VBuckets with changes that not every copy has on disk, and for whom they wait."""
+    """VBuckets with changes that some copy does not have on disk, and which one."""
     failed: dict[int, str] = field(default_factory=dict)
     """VBuckets that could not be read, and why."""
     read_s: float = 0.0
@@ -110,7 +110,7 @@ class RoundTask:
     targets: tuple[TableTarget, ...]
     log: ChangeLogTarget | None = None
     planned_branches: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """By vbucket, the vb_uuids that the plan knew, where it rests on more than the stream's own beginning."""
+    """By vbucket, the vb_uuids that the plan knew, if it relies on more than the start of the stream."""
 
     def __call__(self, ranges: Mapping[int, Range]) -> TaskAnswer:
         crash_point("mirror.in-task")
@@ -121,7 +121,7 @@ class RoundTask:
                 read_ranges(source, ranges, reader)
         except LoginError:
             raise
-        except ConnectError as error:  # nobody answers: the next round may have more luck
+        except ConnectError as error:  # no node answers; the next round may succeed
             for vbucket in ranges:
                 reader.fail(vbucket, str(error))
         answer = reader.finish(ranges)
@@ -138,7 +138,7 @@ class _Collection:
         self.emptied: set[int] = set()
         self._sinks: list[RowSink] = []
         self._generation: dict[int, int] = {}
-        """By vbucket: which sink takes its rows; a collection that came or went begins another one."""
+        """By vbucket: which sink takes its rows; when the collection is created or dropped, the next one."""
         self._seen: set[int] = set()
         self._floors = target.unwanted
 
@@ -158,13 +158,13 @@ class _Collection:
             self._sink(generation).add(rows.filter(pa.array(own == generation)))
 
     def _own(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows of this collection that the table has not got."""
+        """Rows of this collection that the table does not have."""
         own = pc.and_(
             pc.equal(batch["scope"], self.target.scope), pc.equal(batch["collection"], self.target.collection)
         )
         own = pc.fill_null(own, False)
         if self._floors:
-            # a change up to there is in the table, or was covered by one that is
+            # a change up to its floor is in the table, or superseded by one that is
             floor = np.zeros(max(*self._floors, int(pc.max(batch["vbucket"]).as_py() or 0)) + 1, np.int64)
             for vbucket, seqno in self._floors.items():
                 floor[vbucket] = seqno
@@ -173,7 +173,7 @@ class _Collection:
         return batch if pc.all(own).as_py() else batch.filter(own)
 
     def empty(self, vbucket: int) -> None:
-        """The collection came or went: of a vbucket's rows only those count that follow."""
+        """Forget a vbucket's rows so far: the collection was created or dropped."""
         if vbucket in self._seen:
             generation = self._generation.get(vbucket, 0)
             self._sink(generation).discard([vbucket])
@@ -182,7 +182,7 @@ class _Collection:
         self.emptied.add(vbucket)
 
     def is_own(self, event: pa.RecordBatch) -> bool:
-        """Whether a system event is about this collection, and not older than what the table has."""
+        """Whether a system event is about this collection, and newer than what the table has."""
         vbucket, seqno = event["vbucket"][0].as_py(), event["seqno"][0].as_py()
         own = (event["scope"][0].as_py(), event["collection"][0].as_py())
         return own == (self.target.scope, self.target.collection) and seqno > self._floors.get(vbucket, 0)
@@ -219,7 +219,7 @@ class _TaskReader:
         self._dropped: set[int] = set()
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Rows as they come."""
+        """Take rows as they come."""
         crash_point("mirror.in-read")
         began = self._clock.monotonic()
         kind = kind_of(batch)
@@ -235,26 +235,26 @@ class _TaskReader:
         self.answer.write_s += self._clock.monotonic() - began
 
     def refuse(self, vbucket: int, requested: Position) -> None:
-        """The bucket took back what a vbucket's stream began with."""
+        """Note that the bucket took back the position at which a vbucket's stream began."""
         self.answer.refused[vbucket] = requested
         self._dropped.add(vbucket)
 
     def hold(self, vbucket: int, why: str) -> None:
-        """Not every copy of a vbucket has its changes on disk."""
+        """Note that some copy of a vbucket does not have its changes on disk."""
         self.answer.held[vbucket] = why
         self._dropped.add(vbucket)
 
     def fail(self, vbucket: int, why: str) -> None:
-        """A vbucket can't be read to the end of a snapshot."""
+        """Note that a vbucket can't be read to the end of a snapshot."""
         self.answer.failed[vbucket] = why
         self._dropped.add(vbucket)
 
     def stand(self, vbucket: int, position: Position) -> None:
-        """A vbucket has come to the end of a snapshot."""
+        """Note that a vbucket has come to the end of a snapshot."""
         planned = self._planned_branches.get(vbucket)
         if planned is not None and position.seqno and position.vb_uuid not in planned:
-            # The bucket has branched since the plan. It goes on from where the stream began, but a table that
-            # is further may stand on what was taken back: the next plan sees that.
+            # The bucket has branched since the plan, though not before the start of the stream. A table that
+            # is further may stand on changes that were taken back: the next plan sees that.
             self.refuse(vbucket, Position.BEGINNING)
             return
         self.answer.positions[vbucket] = Position.at(position.vb_uuid, position.seqno)
@@ -262,7 +262,7 @@ class _TaskReader:
             collection.complete(vbucket)
 
     def finish(self, ranges: Mapping[int, Range]) -> TaskAnswer:
-        """Write the rest."""
+        """Write the rest, and complete the answer."""
         began = self._clock.monotonic()
         answer = self.answer
         for index, collection in enumerate(self._collections):
@@ -270,7 +270,7 @@ class _TaskReader:
             for result in collection.finish():
                 answer.results.append(result)
                 answer.tables.append(index)
-            # rows of an earlier collection are only there where the table has been
+            # a table has rows of an earlier collection only in vbuckets that it has read
             answer.emptied.update(
                 (index, vbucket) for vbucket in collection.emptied if vbucket not in collection.target.fresh
             )

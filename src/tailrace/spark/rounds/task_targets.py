@@ -1,4 +1,4 @@
-"""What the tasks of a round must know of the tables and of the change log that they write to."""
+"""What the tasks of a round must know about the tables and the change log that they write to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def table_target(
     decisions: Mapping[int, Decision],
     ranges: Mapping[int, Range],
 ) -> TableTarget:
-    """A table that stands where ``held`` says, for these ranges."""
+    """The target for a table that stands at ``held``, for these ranges."""
     floors = _floors(held, decisions, ranges)
     return TableTarget(
         TableWriter(
@@ -49,7 +49,7 @@ def log_target(
     decisions: Mapping[int, Decision],
     ranges: Mapping[int, Range],
 ) -> ChangeLogTarget:
-    """The change log that stands where ``held`` says, for these ranges."""
+    """The target for a change log that stands at ``held``, for these ranges."""
     branches = {}
     for vbucket, decision in decisions.items():
         if vbucket in ranges:
@@ -71,8 +71,8 @@ def log_target(
 def planned_branches(
     state: BucketState, targets: Iterable[TableTarget], log: ChangeLogTarget | None
 ) -> dict[int, frozenset[int]]:
-    """The branches that the plan knew of vbuckets in which a table is further than the stream begins, or the
-    change log branches: the bucket itself checks only where a stream begins.
+    """The branches that the plan knew, for vbuckets where a table is further than the start of the stream or
+    the change log branches: the bucket itself checks only the start of a stream.
     """
     vbuckets = {vbucket for target in targets for vbucket in target.floors}
     if log is not None:
@@ -86,10 +86,10 @@ def planned_branches(
 def with_branches(
     plan: RoundPlan, state: BucketState, tables: Sequence[Table], log: Table, waiting: Iterable[int]
 ) -> dict[int, Range]:
-    """The ranges of a plan, and where the change log branches, all that comes again of what stands in it:
-    only in the round of the branch is that told apart from what is new.
+    """The ranges of a plan, extended where the change log branches: they include all that comes again of what
+    it holds, since only the round of the branch tells that apart from what is new.
 
-    ``waiting`` are vbuckets that are not read yet.
+    ``waiting`` are vbuckets that are not to be read yet.
     """
     ranges = dict(plan.ranges)
     every = [*tables, log]
@@ -108,7 +108,7 @@ def with_branches(
 def _floors(
     held: Mapping[int, Position], decisions: Mapping[int, Decision], ranges: Mapping[int, Range]
 ) -> dict[int, int]:
-    """VBuckets of a table that are further than their streams begin."""
+    """The table's seqno in vbuckets where it is further than the start of the stream."""
     floors = {}
     for vbucket, span in ranges.items():
         decision = decisions.get(vbucket)

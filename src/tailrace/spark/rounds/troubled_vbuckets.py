@@ -14,7 +14,7 @@ __all__ = ["HeldBack", "TroubledVBuckets"]
 
 
 _HELD_S = 1.0
-"""How long a vbucket is left alone of which a task found out that not every copy has it on disk."""
+"""How long to leave a vbucket alone after a task found that some copy does not have it on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class _Wait:
 
 
 class TroubledVBuckets:
-    """The vbuckets of a mirror that the next plan treats in a way of their own."""
+    """The vbuckets of a mirror that the next plan treats specially."""
 
     def __init__(
         self,
@@ -37,10 +37,10 @@ class TroubledVBuckets:
         on_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.anew = set(start_over)
-        """They are read again from the beginning, whatever the tables hold of them."""
+        """VBuckets to read again from the beginning, whatever the tables hold of them."""
         self.is_repair = bool(self.anew)
         self.refused: dict[int, Position] = {}
-        """What the bucket did not go on from."""
+        """By vbucket, the position from which the bucket refused to go on."""
         self._waiting: dict[int, _Wait] = {}
         self._retry_for_s = retry_for_s
         self._on_trouble = on_trouble
@@ -50,28 +50,28 @@ class TroubledVBuckets:
         return bool(self._waiting)
 
     def waiting(self, now: float) -> list[int]:
-        """VBuckets that are not read yet."""
+        """VBuckets that are not to be read yet."""
         return [vbucket for vbucket, wait in self._waiting.items() if wait.until > now]
 
     def nothing_left(self, known: Container[int], now: float) -> None:
-        """There is nothing to read: what could not be read is gone, of vbuckets that are ``known``."""
+        """Note that nothing is left to read: ``known`` vbuckets whose wait is over need no more attempts."""
         for vbucket, wait in list(self._waiting.items()):
             if wait.until <= now and vbucket in known:
                 del self._waiting[vbucket]
 
     def went_back(self, vbuckets: Iterable[int]) -> None:
-        """They stand elsewhere now, where the bucket has not been asked yet."""
+        """Note that vbuckets stand elsewhere now, at positions that the bucket has not refused."""
         for vbucket in vbuckets:
             self.refused.pop(vbucket, None)
 
     def committed(self, answers: Iterable[TaskAnswer]) -> None:
-        """What the tasks answered is in the tables: only now a vbucket need not be read anew any more."""
+        """Note that the tables have what the tasks answered: these vbuckets need not be read anew."""
         for answer in answers:
             self.anew.difference_update(answer.positions)
 
     def note(self, answers: Iterable[TaskAnswer], now: float) -> None:
-        """What the tasks of a round say; `OutOfReach` if a vbucket can't be read for too long."""
-        reasons: dict[str, None] = {}  # each once, however many vbuckets have it
+        """Note what the tasks of a round say; `OutOfReach` if a vbucket could not be read for too long."""
+        reasons: dict[str, None] = {}  # each once, for however many vbuckets
         for answer in answers:
             for vbucket in answer.positions:
                 self.refused.pop(vbucket, None)
@@ -81,14 +81,14 @@ class TroubledVBuckets:
                 if now - self._wait(vbucket, now) >= self._retry_for_s:
                     raise OutOfReach(f"vbucket {vbucket} can't be read for {self._retry_for_s:g} s: {why}")
                 reasons[why] = None
-            for vbucket, why in answer.held.items():  # for as long as it takes: this is no failure
+            for vbucket, why in answer.held.items():  # without a limit: this is not a failure
                 self._waiting[vbucket] = _Wait(now, now + _HELD_S)
                 reasons[why] = None
         for why in reasons:
             self._on_trouble(why)
 
     def _wait(self, vbucket: int, now: float) -> float:
-        """Leave a vbucket alone for a while, for longer each time; since when it waits."""
+        """Leave a vbucket alone for a while, longer each time; the time since which it waits."""
         wait = self._waiting.get(vbucket)
         since = now if wait is None else wait.since
         self._waiting[vbucket] = _Wait(since, now + min(5.0, 0.2 + (now - since) / 2))
@@ -96,7 +96,7 @@ class TroubledVBuckets:
 
 
 class HeldBack:
-    """Changes that a round leaves for later until every copy has them on disk; says so when it lasts."""
+    """Changes that wait until every copy has them on disk; reports it when that takes long."""
 
     AFTER_S, EVERY_S = 3.0, 60.0
 
@@ -109,7 +109,7 @@ class HeldBack:
         return self._say_at is not None
 
     def hold(self, reasons: Mapping[int, str], now: float) -> None:
-        """By vbucket: for whom it waits."""
+        """Note, by vbucket, which copy the changes wait for."""
         if self._say_at is None:
             self._say_at = now + self.AFTER_S
         elif now >= self._say_at:
@@ -117,5 +117,5 @@ class HeldBack:
             self._on_trouble(f"waits until the changes are on disk everywhere; {counted(reasons)}")
 
     def release(self) -> None:
-        """Nothing is held back."""
+        """Note that nothing is held back."""
         self._say_at = None

@@ -1,4 +1,4 @@
-"""Typed tables: what was asked for, what the table has, and a sample of the bucket where nobody says it."""
+"""Typed tables: the columns asked for, those that the table has, and a sample of the bucket to infer them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from ..source.options import Options
 __all__ = ["SAMPLE", "TypedWish", "sample_documents", "show_schema", "shown_schema"]
 
 SAMPLE = 2_000
-"""Documents that a schema is inferred from."""
+"""How many documents a schema is inferred from."""
 _SAMPLE_BYTES = 64 << 20
 _SAMPLE_VBUCKETS = 64
 
 
 @dataclass(frozen=True)
 class TypedWish:
-    """What somebody who starts a mirror says of its columns."""
+    """What the user who starts a mirror asks of its columns."""
 
     schema: str | None = None
-    """DDL, ``infer``, or None: as the table has it, and no columns of documents if it is new."""
+    """DDL, ``infer``, or None for the table's columns; then a new table has no columns of documents."""
     evolve: bool | None = None
     value_column: bool = True
 
@@ -46,14 +46,14 @@ class TypedWish:
             object.__setattr__(self, "schema", INFER)
 
     def inferred(self, sample: Sequence[str | None]) -> DocumentColumns:
-        """Columns for a new table, from documents."""
+        """Columns for a new table, inferred from documents."""
         documents = [try_document(text, {}) for text in sample]
         evolve = True if self.evolve is None else self.evolve
         columns = DocumentColumns(pa.schema([]), evolve, self.value_column)
         return columns.joined([replace(columns, fields=infer_fields(documents))])
 
     def wanted(self, held: Table | None) -> DocumentColumns | None:
-        """The columns that a table is to have; None: it is not typed. A UsageError if that can't be."""
+        """The columns that a table is to have; None if it is not typed, `UsageError` if that can't be."""
         if held is None:
             return self._of_new_table()
         columns = held.documents
@@ -116,7 +116,7 @@ def sample_documents(options: Options, scope: str, collection: str) -> list[str 
 def _take_sample(
     batches: Iterable[pa.RecordBatch], scope: str, collection: str, texts: list[str | None]
 ) -> None:
-    """Until there are enough; of a batch only some, for its documents may be much alike."""
+    """Add texts until there are enough; only some of each batch, since its documents may be much alike."""
     size = 0
     for batch in batches:
         if kind_of(batch) is not None:
@@ -131,7 +131,7 @@ def _take_sample(
 
 
 def shown_schema(columns: DocumentColumns, documents: int, collection: str) -> str:
-    """What was found, for people."""
+    """The inferred schema as a sentence for people."""
     where = "" if collection == "_default._default" else f" of {collection}"
     if not documents:
         return f"the bucket has no document{where} yet: fields become columns when they come"
@@ -139,5 +139,5 @@ def shown_schema(columns: DocumentColumns, documents: int, collection: str) -> s
 
 
 def show_schema(text: str) -> None:
-    """Where nobody else takes it: people see what was inferred before it is used."""
+    """Write a message about the schema to stderr: the default of ``on_schema``."""
     sys.stderr.write(f"tailrace: {text}\n")

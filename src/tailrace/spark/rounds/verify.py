@@ -1,8 +1,8 @@
-"""Whether table and bucket are equal, asked on the executors: every task compares some vbuckets.
+"""Comparing a table with its bucket, on the executors: every task compares some vbuckets.
 
-A task streams a few vbuckets at a time from the beginning to where they were when the question was asked,
-and compares the last state of each document with the table's live rows. What the answer is about is said with
-it: the position of the table, and the position up to which the bucket was read.
+A task streams a few vbuckets at a time, from the beginning to the high seqnos at the start of the comparison,
+and compares the last state of each document with the table's live rows. The verdict also has the position of
+the table, and the seqnos up to which the bucket was read.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from .table_contents import options_of_table
 __all__ = ["Verdict", "verify_table"]
 
 _MOST_DIFFERENCES = 10_000
-"""A task says no more than this, and how many there are."""
+"""The most differences that a task names; the others are only counted."""
 _GROUP_CHANGES = 250_000
-"""About so many documents are compared at once."""
+"""About how many changes are compared together."""
 _ATTEMPTS = 5
 _FOLD_ROWS = 400_000
 
@@ -58,9 +58,9 @@ class Verdict:
     table_version: int
     table_positions: Mapping[int, Position]
     bucket_seqnos: Mapping[int, int]
-    """Up to where the bucket was read."""
+    """The seqnos up to which the bucket was read."""
     omitted: int = 0
-    """Differences beside those that are named."""
+    """How many more differences there are than are named."""
     rescued: int = 0
     """Rows of a typed table with something that does not fit its column."""
 
@@ -71,7 +71,7 @@ class Verdict:
 
     @property
     def behind(self) -> int:
-        """How many changes the table has not come to."""
+        """How many changes the table is behind."""
         return sum(
             max(0, seqno - self.table_positions.get(vbucket, Position.BEGINNING).seqno)
             for vbucket, seqno in self.bucket_seqnos.items()
@@ -103,7 +103,7 @@ class _VerifyTask:
     scope: str
     collection: str
     seqnos: Mapping[int, int]
-    """Of the table, by vbucket."""
+    """The table's seqno in each vbucket."""
     documents: DocumentColumns | None = None
 
     def __call__(self, ranges: Mapping[int, Range]) -> _Found:
@@ -134,7 +134,7 @@ class _VerifyTask:
         findings.rows += table.num_rows
 
     def _bucket_rows(self, ranges: Mapping[int, Range], findings: _Found) -> pa.Table:
-        """The last state of each document, deletions too. What is taken back meanwhile is read again."""
+        """The last state of each document, deletions too. VBuckets that go back meanwhile are read again."""
         parts: list[pa.Table] = []
         left = dict(ranges)
         for _ in range(_ATTEMPTS):
@@ -231,7 +231,7 @@ def verify_table(
     on_progress: Callable[[int, int], None] = lambda _done, _planned: None,
 ) -> Verdict:
     """Compare a bucket with its mirror; ``given`` are options of the source. ``on_progress`` is called, from
-    any thread, with the number of changes that are compared, and that of all.
+    any thread, with the number of changes compared so far, and the total.
     """
     options = parse_mirror_options(given)
     mirrored = table.source.get("bucket")

@@ -26,10 +26,10 @@ __all__ = ["BatchReader"]
 
 
 class _FilterPushing:
-    """``pushFilters`` for sessions that have it turned on, and as if it was not there for all others.
+    """``pushFilters`` for sessions that have it turned on; for all others it seems not to be there.
 
     Spark refuses a reader with a method of that name unless ``spark.sql.python.filterPushdown.enabled`` is
-    set; it tells by the function behind the method, which here is that of a reader without.
+    set. It looks at the function behind the method, which here is that of a reader without the method.
     """
 
     def __init__(self, reader: BatchReader) -> None:
@@ -41,7 +41,7 @@ class _FilterPushing:
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
         self._reader.limit(filters)
-        return filters  # Spark is to apply them to what comes as well
+        return filters  # Spark applies them again to what it gets
 
 
 class BatchReader(DataSourceReader):
@@ -56,11 +56,11 @@ class BatchReader(DataSourceReader):
         self.pushFilters = _FilterPushing(self)  # type: ignore[method-assign]
 
     def limit(self, filters: Iterable[Filter]) -> None:
-        """Read no more than what can pass these filters, as far as they can be used."""
+        """Read only what can pass these filters, as far as they can be used."""
         self._limits = limits_of(filters, self._limits.selection)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Groups of whole vbuckets, with where each begins and ends."""
+        """Groups of whole vbuckets, with the start and end of each."""
         with plain_errors():
             return self._partitions()
 

@@ -1,10 +1,10 @@
 """The checkpoint of a streaming query: which of its files is damaged, and what to do.
 
-A checkpoint is Spark's. What is wrong with it Spark says in words of its own, often without the file: an
-emptied ``metadata`` is "No content to map due to end-of-input", offsets that are gone are "assertion failed".
-Spark does not tell a source where the checkpoint is, so nobody but the user can ask.
+A checkpoint belongs to Spark, whose errors about it often don't name the file: an emptied ``metadata`` is "No
+content to map due to end-of-input", missing offsets are "assertion failed". Spark does not tell a source
+where the checkpoint is, so only the user can start this check.
 
-Of a file of ``offsets`` or ``commits`` the first line is the version of its format, the others are JSON. The
+The first line of a file in ``offsets`` or ``commits`` is the version of its format, the others are JSON. The
 batch of the newest offsets is repeated after a restart unless it is among the commits.
 """
 
@@ -21,14 +21,14 @@ from .offsets import bucket_of, from_offset, rollbacks_of
 __all__ = ["check_checkpoint"]
 
 _NO_OFFSET = "-"
-"""Of a source that has nothing yet."""
+"""The line of a source without an offset."""
 _OVER = "give the query a checkpointLocation of its own, which begins anew"
 
 
 def check_checkpoint(path: str | os.PathLike[str], bucket: str | None = None) -> int:
     """How many batches the checkpoint of a query says are committed; `InputError` if it is damaged.
 
-    The error names the file, and says what to do. With ``bucket`` offsets of another one are refused.
+    The error names the file and says what to do. With ``bucket``, offsets of another bucket are refused.
     """
     folder = directory(path, "the checkpoint", must_exist=True)
     _check_metadata(folder)
@@ -64,7 +64,7 @@ def _check_metadata(folder: Path) -> None:
 
 
 def _numbers(folder: Path) -> list[int]:
-    """The batches that have a file there, in their order."""
+    """The batches that have a file in a folder, in order."""
     if folder.exists() and not folder.is_dir():
         raise InputError(
             f"{str(folder)!r} is a file, but must be a folder: restore it from a copy, or {_OVER}"
@@ -85,13 +85,13 @@ def _check_offset(folder: Path, number: int, bucket: str | None) -> None:
             rollbacks_of(offset)
             other = bucket_of(offset)
         except UsageError as error:
-            raise InputError(f"{str(path)!r} has an offset that is none ({error}): {_OVER}") from None
+            raise InputError(f"{str(path)!r} has an invalid offset ({error}): {_OVER}") from None
         if bucket is not None and other not in (None, bucket):
             raise InputError(f"{str(path)!r} is of bucket {other!r}, not of {bucket!r}: {_OVER}")
 
 
 def _parsed(path: Path, way_out: str) -> list[object]:
-    """The lines of JSON of a file, without sources that have no offset."""
+    """The JSON lines of a file, without those of sources that have no offset."""
     version, *lines = _text(path).splitlines() or [""]
     try:
         if not (version[:1] == "v" and version[1:].isdecimal() and lines):
@@ -102,7 +102,7 @@ def _parsed(path: Path, way_out: str) -> list[object]:
 
 
 def _ways(folder: Path, number: int) -> str:
-    """Out of a file of this batch that can't be used."""
+    """What to do if a file of this batch can't be used."""
     for before in reversed(_numbers(folder / "offsets")):
         if before < number and _is_whole(folder / "offsets" / str(before)):
             return (

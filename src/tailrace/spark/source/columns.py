@@ -1,6 +1,6 @@
 """The columns of the source by name, with Spark's types. Light to import: Spark loads it to find the source.
 
-Those of `tailrace.columns.SCHEMA`, in its order; a test holds one against the other.
+They are those of `tailrace.columns.SCHEMA`, in its order; a test compares the two.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COLUMN_TYPES = {
 }
 
 TEXT_OR_BINARY = ("key", "value")
-"""They are bytes on the wire; a reader may have them as text."""
+"""Columns that are bytes on the wire, and that a query may read as text."""
 
 
 def column_types(options: Options) -> dict[str, str]:

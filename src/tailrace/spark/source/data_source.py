@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["DDL", "TailraceDataSource", "register"]
 
 DDL = ddl(COLUMN_TYPES)
-"""The columns of a read that chooses none."""
+"""The columns of a read that does not choose any."""
 
 
 _NO_STREAMS = "readStream needs Spark 4.2 or newer; read, ts.mirror and ts.table work with this one"
 
 
 class NoStreamReader(DataSourceStreamReader):
-    """In place of a stream's reader that can't be made.
+    """Stands in for a stream's reader that can't be made.
 
-    Spark hides what goes wrong while a reader is made, and shows what its calls raise.
+    Spark hides errors of making a reader, but shows what its methods raise.
     """
 
     def __init__(self, why: TailraceError) -> None:
@@ -40,11 +40,11 @@ class NoStreamReader(DataSourceStreamReader):
             raise self._why
 
     def latestOffset(self, *_: Any) -> dict[str, Any]:
-        """Refuse: a query that has a checkpoint begins here."""
+        """Refuse: a query with a checkpoint calls this first."""
         return self.initialOffset()
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Nothing gets here."""
+        """Refuse, although nothing gets here."""
         raise self._why
 
 
@@ -53,20 +53,20 @@ class TailraceDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What stands in ``format(...)``."""
+        """The name for ``format(...)``."""
         return "tailrace"
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        forget_packages_in_archives()  # the processes that plan are kept for the next query
-        # Spark hands over a mapping that forgets the case of names
+        forget_packages_in_archives()  # Spark reuses the processes that plan for the next query
+        # Spark's mapping does not keep the case of names
         self._given = dict(options)
 
     def schema(self) -> str:
-        """The columns, as the options choose them.
+        """The columns that the options choose.
 
-        Spark asks for them when the frame is made. What is wrong with the options, or between them and the
-        bucket, is said at this moment: an error of a query that runs already is a page of Spark's own.
+        Spark asks for them when the frame is made, so errors in the options, or between them and the bucket,
+        are raised here: in a query that is running, Spark would bury them in a page of its own.
         """
         from .options import parse_options
 
@@ -103,7 +103,7 @@ class TailraceDataSource(DataSource):
 def register(spark: SparkSession) -> None:
     """Make ``format("tailrace")`` known to a session in which Spark's own search does not find it.
 
-    If the session's workers have a Python without Tailrace, that is the reason, and the error says what to
+    The reason may be that the session's workers have a Python without Tailrace; then the error says what to
     set.
     """
     from ..spark_session import check_python_of
@@ -114,5 +114,5 @@ def register(spark: SparkSession) -> None:
     try:
         spark.dataSource.register(TailraceDataSource)
     except Exception as error:
-        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):  # Spark 4.0 minds what its own search has found
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):  # Spark 4.0 refuses what its search has found
             raise

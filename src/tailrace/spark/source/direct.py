@@ -1,7 +1,7 @@
 """Reading without a spool: executors open streams for their vbuckets themselves.
 
-That is how batch reads work, and a stream whose spool is gone after a restart. A stream runs to the end of
-the snapshot that holds its last seqno, so what a task reads is a state that the vbucket really had.
+This is how batch reads work, and streaming queries whose spool is gone after a restart. A stream runs to the
+end of the snapshot that holds its last seqno, so a task reads a state that the vbucket really had.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class DirectPartition(InputPartition):
         self.rollbacks = dict(rollbacks or {})
         self.selection = selection
         self.collections = collections
-        """The only ones to stream, where the options don't say so; the selection takes no others."""
+        """The collections to stream instead of those of the options; the selection takes no others."""
 
     def __repr__(self) -> str:
-        """Without the options: there are secrets among them, and Spark's own shows every attribute."""
+        """Leave out the options: some are secret, and the inherited text shows every attribute."""
         return f"DirectPartition(vbuckets {sorted(self.ranges)})"
 
 

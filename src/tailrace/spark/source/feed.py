@@ -1,4 +1,4 @@
-"""Between the reader and Spark: changes as rows of the source, and where the vbuckets stand after them."""
+"""The link between reader and Spark: changes as rows of the source, and the positions after them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def _where(options: Options) -> tuple[ConnectionString, TlsOptions | None]:
-    """What the options say of the bucket's address."""
+    """The bucket's address and TLS settings, from the options."""
     where = parse(options.connection_string)
     where = replace(
         where,
@@ -64,7 +64,7 @@ def collection_paths(options: Options) -> set[str]:
 
 
 def check_bucket(options: Options) -> None:
-    """Raise what is wrong between the options and the bucket, before anything runs."""
+    """Raise if the options don't fit the bucket, before anything runs."""
     check_collections(options)
     feed = Feed(options)
     try:
@@ -88,16 +88,16 @@ def check_collections(options: Options) -> None:
 
 
 def limited_collections(options: Options, selection: Selection) -> tuple[str, ...] | None:
-    """The collections to stream of a selection that takes no others; None is what the options say.
+    """The collections to stream for a selection that takes no others; None means those of the options.
 
-    A selection that takes rows of system events is not limited: they also tell of collections that are gone.
+    A selection with system events is not limited: these are also about collections that are gone.
     """
     names, scopes = selection.collections, selection.scopes
     if not selection.has_only_changes or (names is None and scopes is None):
         return None
     chosen = None if options.collections is None else set(map(full_path, options.collections))
     streamed = []
-    # a stream of named collections leaves nothing out, so what the whole stream leaves out is not named
+    # a stream of named collections leaves nothing out, so don't name what an unlimited stream leaves out
     is_named = options.scope is not None or chosen is not None
     there = {
         path
@@ -125,7 +125,7 @@ def open_source(
 ) -> BlockingSource:
     """A source as the options of a Spark read describe it, with ``more`` of `SourceOptions`.
 
-    ``collections`` stand for those of the options.
+    ``collections`` replaces those of the options.
     """
     where, tls = _where(options)
     return connect_sync(
@@ -155,8 +155,8 @@ def refuse_loss(
     held: Mapping[int, Position],
     back: Mapping[int, int],
 ) -> None:
-    """Raise if vbuckets went ``back`` to these seqnos from where they were ``held``, and the options say that
-    a query ends then. ``log_of`` gives the failover log that made a vbucket go back.
+    """Raise if vbuckets that stood at ``held`` went ``back`` to these seqnos and the options say that this
+    ends the query. ``log_of`` gives the failover log that made a vbucket go back.
     """
     for vbucket, seqno in back.items():
         if options.on_rollback == "fail":
@@ -166,8 +166,8 @@ def refuse_loss(
             )
         before = held.get(vbucket, Position.BEGINNING)
         if seqno == 0 < before.seqno and options.fail_on_data_loss:
-            # The producer answers a rollback to 0 both for a branch that it does not have and after a purge;
-            # but after a purge the position is still on a branch that it has.
+            # The producer asks for a rollback to 0 both if it does not have the branch and after a purge; but
+            # after a purge the position is still on a branch that it has.
             log = log_of(vbucket)
             is_purged = log is not None and (
                 plan(before, None, producer_log=log, high_seqno=MAX_U64).action is Action.RESUME
@@ -180,7 +180,7 @@ def refuse_loss(
 
 
 class Feed:
-    """One reading of a bucket for a streaming query."""
+    """A connection to a bucket that feeds a query with changes."""
 
     def __init__(self, options: Options, selection: Selection | None = None) -> None:
         self._options = options
@@ -192,11 +192,11 @@ class Feed:
 
     @property
     def vbucket_count(self) -> int:
-        """Of the bucket."""
+        """How many vbuckets the bucket has."""
         return self._source.vbucket_count
 
     def vbuckets(self) -> list[int]:
-        """Those that are read."""
+        """The vbuckets that are read."""
         options = self._options
         check_vbuckets(self.vbucket_count, options.vbuckets, options.starting_offsets, options.ending_offsets)
         return list(range(self.vbucket_count) if options.vbuckets is None else options.vbuckets)
@@ -207,7 +207,7 @@ class Feed:
         return {vbucket: high.get(vbucket, 0) for vbucket in self.vbuckets()}
 
     def starting_positions(self, starting: str | Mapping[int, Position]) -> dict[int, Position]:
-        """Where a query begins."""
+        """The positions at which a query begins."""
         if not isinstance(starting, str):
             return {vbucket: starting.get(vbucket, Position.BEGINNING) for vbucket in self.vbuckets()}
         if starting == "earliest":
@@ -219,9 +219,9 @@ class Feed:
         }
 
     def taken_back(self, starts: Mapping[int, Position]) -> dict[int, Position]:
-        """Of positions that are given, those that the bucket no longer has, and where they go back to.
+        """The vbuckets whose given start the bucket no longer has, and the positions they go back to.
 
-        It is found out before the end is: what was taken back may lie above it.
+        This is determined before the end, because what was taken back may lie above the end.
         """
         held = {vbucket: start for vbucket, start in starts.items() if start.seqno}
         if not held:
@@ -239,8 +239,8 @@ class Feed:
         }
 
     def latest_positions(self) -> dict[int, Position]:
-        """Where the bucket is now, for those who compute a lag; a vbucket whose node does not answer is where
-        it was read last.
+        """Where the bucket is now, for computing the lag; a vbucket whose node does not answer is where it
+        was last read.
         """
         high, beginning = self._source.high_seqnos(reachable_only=True), Position.BEGINNING
         latest = {vbucket: self._latest.get(vbucket, beginning) for vbucket in self.vbuckets()}
@@ -250,7 +250,7 @@ class Feed:
         }
 
     def deliveries(self, start: Mapping[int, Position], *, end: str) -> Iterator[FeedDelivery]:
-        """Everything from these positions on: ``forever``, or what is there ``now``."""
+        """Everything from these positions on; ``end`` is ``forever``, or ``now`` for what is there now."""
         self._latest = dict(start)
         for portion in self._source.portions(dict(start), end, vbuckets=self.vbuckets()):
             for delivery in self._of(portion):
@@ -262,15 +262,15 @@ class Feed:
         self._source.close()
 
     def _of(self, portion: Portion) -> Iterator[FeedDelivery]:
-        """A portion as deliveries, each with the positions after its last row. They are cut wherever as many
-        rows have come as fill a segment of the spool: whole ones would leave batches short.
+        """A portion as deliveries, each with the positions after its last row. They are cut where a segment
+        of the spool is full: uncut ones would leave segments, and so batches, short.
         """
         back = {
             told.event.vbucket: told.position
             for told in portion.told
             if isinstance(told.event, Rollback) and told.position is not None
         }
-        # The log comes with the portion: an answer might have to wait until this portion is taken.
+        # The log comes with the portion: asking for it might have to wait until this portion is taken.
         refuse_loss(self._options, portion.log_of, self._latest, {v: at.seqno for v, at in back.items()})
         no_value = self._source.options.no_value
         batches = list(portion.batches(no_value=no_value, by_snapshot=False))

@@ -1,8 +1,8 @@
-"""Filters of a query, as Spark hands them to a batch read, as limits of what is read.
+"""Limits on what a batch read reads, made from the filters of a query that Spark passes to it.
 
-They are told by the names of their classes: Spark 4.0 has none of them. Spark evaluates all of them again on
-what it gets, so a limit may let too much pass, never too little. Only filters that stand alone or in a
-conjunction come here.
+Filters are recognized by their class names, because Spark 4.0 has no such classes. Spark applies every filter
+again to what it gets, so a limit may let too much pass, but never too little. Only filters that stand alone
+or in a conjunction come here.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Limits:
     """None is all."""
 
     def of_vbuckets(self, allowed: Iterable[int]) -> Limits:
-        """Only these, of those that are left."""
+        """The same limits, with vbuckets only from those in ``allowed``."""
         both = frozenset(allowed) if self.vbuckets is None else self.vbuckets & frozenset(allowed)
         return replace(self, vbuckets=both)
 
 
 def limits_of(filters: Iterable[Filter], selection: Selection) -> Limits:
-    """A selection with what filters say; those that can't be used are passed over."""
+    """A selection narrowed by filters; those that can't be used are ignored."""
     limits = Limits(selection)
     for condition in filters:
         limits = _limited(limits, condition)
@@ -70,7 +70,7 @@ def _value(condition: Filter) -> Any:
 
 
 def _values(condition: Filter) -> tuple[Any, ...] | None:
-    """The values that an attribute must have one of; None if the filter does not say it so."""
+    """The values that an attribute may have; None if the filter is not a list of values."""
     match type(condition).__name__:
         case "EqualTo" | "EqualNullSafe":
             values: tuple[Any, ...] = (_value(condition),)

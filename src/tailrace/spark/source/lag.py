@@ -1,6 +1,6 @@
-"""How far a query is behind its bucket, from what Spark itself reports of it.
+"""How far a query is behind its bucket, from Spark's own progress reports.
 
-A query's progress names two offsets: the one that it has come to, and the one at which the bucket is. Their
+A query's progress names two offsets: the one that it has reached, and the one at which the bucket is. Their
 difference, vbucket by vbucket, is the lag in changes.
 """
 
@@ -39,22 +39,22 @@ class Lag:
     """Its name, or its id if it has none."""
     batch: int
     rows: int
-    """Of the last batch."""
+    """Rows of the last batch."""
     rows_per_second: float
     by_vbucket: Mapping[int, int]
     observed: Mapping[str, Any]
-    """Figures that the query observes; of a mirror all that a commit reports, such as ``rolled_back``."""
+    """The query's observed metrics; for a mirror, all that a commit reports, such as ``rolled_back``."""
     lag_s: float | None = None
-    """How long it has been behind, or how old what a mirror's table shows is; None if that is not known."""
+    """How long the query has been behind, or how old the rows of a mirror's table are; None if unknown."""
 
     @property
     def changes(self) -> int:
-        """How many changes the query is behind, all vbuckets together."""
+        """How many changes the query is behind, in all vbuckets."""
         return sum(self.by_vbucket.values())
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until it has caught up at the rate of the last batch; None if that says nothing."""
+        """Seconds until it has caught up at the rate of the last batch; None if that had no rate."""
         if not self.changes:
             return 0.0
         return self.changes / self.rows_per_second if self.rows_per_second > 0 else None
@@ -74,8 +74,8 @@ def lag_by_vbucket(end_offset: str | None, latest_offset: str | None) -> dict[in
 class LagListener(StreamingQueryListener):
     """Keeps the `Lag` of every query that reads from Tailrace: ``spark.streams.addListener(LagListener())``.
 
-    ``on_lag`` is called with each, in Spark's listener thread. A mirror is no streaming query, but it
-    reports the same figures: ``ts.mirror(…, on_progress=listener.of_mirror("people"))``.
+    ``on_lag`` is called with each `Lag`, in Spark's listener thread. A mirror is not a streaming query, but
+    it reports the same figures: ``ts.mirror(…, on_progress=listener.of_mirror("people"))``.
     """
 
     def __init__(self, on_lag: Callable[[Lag], None] | None = None, *, clock: Clock = SYSTEM) -> None:
@@ -87,7 +87,7 @@ class LagListener(StreamingQueryListener):
 
     @property
     def lags(self) -> dict[str, Lag]:
-        """The last report of every running query, by the query's run id, and of mirrors by their names."""
+        """The last report of every running query, by its run id, and of every mirror, by its name."""
         with self._lock:
             return dict(self._lags)
 
@@ -125,7 +125,7 @@ class LagListener(StreamingQueryListener):
         )
 
     def of_mirror(self, name: str) -> Callable[[RoundProgress], None]:
-        """What to hand to a mirror as ``on_progress``; its lag is then among the others, under this name."""
+        """A function to pass to a mirror as ``on_progress``, which keeps the mirror's lag under this name."""
 
         def report(progress: RoundProgress) -> None:
             behind = {**dict.fromkeys(progress.positions, 0), **progress.behind}

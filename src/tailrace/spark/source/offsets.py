@@ -2,17 +2,17 @@
 
     {"7": {"vb_uuid": "187349", "seqno": 12, "snapshot": [1, 12]}, …}
 
-Spark compares offsets as text and lets them go backwards. A rollback is written into the offset of the
-vbucket, so that Spark's write-ahead log replays the same decision:
+Spark compares offsets as text and lets them go backwards. A rollback is written into the entry of the
+vbucket, so Spark's write-ahead log replays the same decision:
 
     {"7": {"vb_uuid": "998", "seqno": 104, "snapshot": [101, 104], "rollback": {"vb_uuid": "187349",
     "seqno": 100}}}
 
-says that the batch goes back to seqno 100 first. The member is only in offsets of the batch that rolls
-back.
+says that the batch goes back to seqno 100 first. Only the offset at the end of such a batch has the member
+``rollback``.
 
-The first entry also names the bucket, so that a checkpoint of another one is noticed: to the bucket it would
-be a history that it does not have, and the answer to that is to begin anew.
+The first entry also names the bucket, to detect the checkpoint of another one. Otherwise the bucket would
+take its positions for a history that it has lost, and start over.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ def to_offset(
 
 
 def from_offset(offset: Mapping[str, Any]) -> dict[int, Position]:
-    """The positions in an offset; `UsageError` if it is none."""
+    """The positions in an offset; `UsageError` if it is not an offset."""
     return parse_positions(json.dumps(offset), besides=_BESIDES)
 
 
 def parse_offsets(text: str) -> tuple[dict[int, Position], str | None]:
-    """An offset as the stream reported it, or as somebody wrote it: its positions, and the bucket if told."""
+    """The positions of an offset as a stream reports it or a user writes it, and its bucket if it has one."""
     positions = parse_positions(text, besides=_BESIDES)
     return positions, bucket_of(json.loads(text))
 
 
 def bucket_of(offset: Mapping[str, Any]) -> str | None:
-    """The bucket that an offset is of; None if it does not say."""
+    """The bucket of an offset; None if it does not name one."""
     for entry in offset.values():
         if isinstance(entry, Mapping) and BUCKET in entry:
             if not isinstance(entry[BUCKET], str):
@@ -72,7 +72,7 @@ def bucket_of(offset: Mapping[str, Any]) -> str | None:
 
 
 def rollbacks_of(offset: Mapping[str, Any]) -> dict[int, Position]:
-    """Where the batch that ends at an offset went back to, by vbucket; `UsageError` if it does not say."""
+    """Where the batch that ends at an offset went back to, by vbucket; `UsageError` if it is damaged."""
     back = {vbucket: entry[ROLLBACK] for vbucket, entry in offset.items() if ROLLBACK in entry}
     try:
         return {

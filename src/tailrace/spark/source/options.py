@@ -1,7 +1,7 @@
 """The options of the Spark source: one table, from which parsing, errors and the docs page are made.
 
 Names are those that Spark users know from the Kafka source and Couchbase users from its connectors. Spark
-hands them over without regard to case."""
+does not keep their case."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 class Offsets(dict[int, Position]):
-    """Positions that somebody gave."""
+    """Positions that a user gave."""
 
     def __init__(self, positions: Mapping[int, Position], bucket: str | None) -> None:
         super().__init__(positions)
         self.bucket = bucket
-        """Whose they are, if that is known."""
+        """The bucket of the positions, if that is known."""
 
 
 def _columns(text: str) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ def _vbuckets(text: str) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: how it is called, what it may be, what it means."""
+    """One option: its name, its allowed values, its meaning."""
 
     name: str
     attribute: str
@@ -128,7 +128,7 @@ class Option:
     default: Any
     about: str
     is_for_mirrors: bool = True
-    """A mirror takes the whole bucket, from where its table is: what chooses is for reads alone."""
+    """False for options that choose: a mirror takes the whole bucket, from the position of its table."""
 
 
 OPTIONS = (
@@ -167,8 +167,8 @@ OPTIONS = (
         "ops",
         _ops,
         None,
-        "only these rows, such as `mutation,deletion,rollback`; without `rollback` nobody is told when the "
-        "bucket takes changes back",
+        "only these rows, such as `mutation,deletion,rollback`; without `rollback` the query does not see "
+        "when the bucket takes changes back",
         False,
     ),
     Option(
@@ -176,7 +176,7 @@ OPTIONS = (
         "key_prefix",
         _text,
         None,
-        "only documents whose key begins so; rows that are no changes of documents come all the same",
+        "only documents whose key has this prefix; rows that are not changes of documents still come",
         False,
     ),
     Option(
@@ -184,7 +184,7 @@ OPTIONS = (
         "key_format",
         _one_of("binary", "string"),
         "binary",
-        "type of the column `key`: `binary` or `string`; what is no UTF-8 shows as U+FFFD in a string",
+        "type of the column `key`: `binary` or `string`; in a string, U+FFFD replaces what is not UTF-8",
         False,
     ),
     Option(
@@ -238,7 +238,8 @@ OPTIONS = (
         "fail_on_data_loss",
         _boolean,
         True,
-        "whether deletions that were purged unread stop the query; if not, the vbucket starts over",
+        "whether the query fails if deletions were purged before it read them; if not, the vbucket starts "
+        "over",
         False,
     ),
     Option(
@@ -258,21 +259,21 @@ OPTIONS = (
         "include_system",
         _boolean,
         False,
-        "whether collections of system scopes such as `_system` come too; naming one asks for it as well",
+        "whether collections of system scopes such as `_system` are included; one that is named always is",
     ),
     Option(
         "includeTransactions",
         "include_transactions",
         _boolean,
         False,
-        "whether transaction records come too: documents whose key begins with `_txn:`",
+        "whether transaction records are included: documents whose key begins with `_txn:`",
     ),
     Option(
         "everyVersion",
         "every_version",
         _boolean,
         False,
-        "whether every version of a document comes, as far back as the bucket keeps its history",
+        "whether every version of a document is read, as far back as the bucket keeps its history",
     ),
     Option("noValue", "no_value", _boolean, False, "keys and metadata only", False),
     Option("flowControlBuffer", "flow_control_buffer", _bytes, 20 << 20, "bytes in flight per connection"),
@@ -281,7 +282,7 @@ OPTIONS = (
         "compression",
         _one_of("off", "snappy"),
         "off",
-        "compress values on the wire, for slow networks: `off` or `snappy`; they arrive inflated",
+        "compress values on the wire, for slow networks: `off` or `snappy`; rows have them uncompressed",
     ),
     Option(
         "persistedOnly",
@@ -296,8 +297,8 @@ OPTIONS = (
         "replica_patience_s",
         _seconds,
         None,
-        "seconds that a replica is waited for then that can't be reached; without it until it is back or "
-        "failed over",
+        "with `persistedOnly`, seconds to wait for a replica that can't be reached; by default until it is "
+        "back or failed over",
     ),
     Option("tlsCaFile", "tls_ca_file", _text, None, "certificates to trust, PEM"),
     Option("tlsClientCert", "tls_client_cert", _text, None, "certificate to log in with, PEM"),
@@ -313,8 +314,8 @@ OPTIONS = (
         "spool_dir",
         _text,
         None,
-        "where changes wait for their batch: if executors are on other hosts, a folder that they share, or "
-        "`s3://`, `gs://` or `az://`",
+        "folder in which changes wait for their batch; if executors are on other hosts, one that they share, "
+        "or `s3://`, `gs://` or `az://`",
         False,
     ),
     Option(
@@ -322,7 +323,7 @@ OPTIONS = (
         "spool_bytes",
         _bytes,
         1 << 30,
-        "how much may wait there before the stream is held up",
+        "how much may wait in `spoolDir` before the stream is held up",
         False,
     ),
     Option(
@@ -330,7 +331,7 @@ OPTIONS = (
         "storage_options",
         str,
         None,
-        "for a `spoolDir` on an object store, beside the usual environment, such as "
+        "for a `spoolDir` on an object store, in addition to the usual environment variables, such as "
         "`storageOption.aws_region`",
         False,
     ),
@@ -341,28 +342,28 @@ _STORAGE = "storageoption."
 _ALSO = {
     "path": "connectionstring",  # what ``.load("couchbase://…")`` gives
     "maxrows": "maxoffsetspertrigger",  # what the commands call it
-    "rollbackmitigation": "persistedonly",  # what clients of others call it
+    "rollbackmitigation": "persistedonly",  # what other clients call it
 }
 _SPARK_OWN = frozenset({"paths", "datetimeformat", "timestampformat"})
 
 
 class Options(SimpleNamespace):
-    """The options of one read, parsed: an attribute each, see `OPTIONS`."""
+    """The parsed options of one read, each as an attribute; see `OPTIONS`."""
 
     def __repr__(self) -> str:
-        """Without values: there are secrets among them."""
+        """The names only: some values are secret."""
         return f"Options({', '.join(sorted(vars(self)))})"
 
 
 def partition_map(options: Options, vbuckets: Sequence[int]) -> dict[int, int]:
-    """Partition by vbucket: dealt out in turn."""
+    """The partition of each vbucket, dealt out in turn."""
     wanted = options.min_partitions or min(8, os.cpu_count() or 2)
     partitions = max(1, min(wanted, len(vbuckets)))
     return {vbucket: number % partitions for number, vbucket in enumerate(vbuckets)}
 
 
 def parse_options(given: Mapping[str, str]) -> Options:
-    """Parse what Spark hands over; what is wrong is a `UsageError` that says what to write."""
+    """Parse what Spark passes; `UsageError`, which says what to write, if something is wrong."""
     values: dict[str, Any] = {option.attribute: option.default for option in OPTIONS}
     values["storage_options"] = {}
     for name, text in given.items():
@@ -385,7 +386,9 @@ def parse_options(given: Mapping[str, str]) -> Options:
             shown = "…" if option.attribute == "password" else f"'{text[:80]}'"
             raise UsageError(f"option {option.name} is {shown}, but {error}") from None
     if values["connection_string"] is None:
-        raise UsageError("the option connectionString is missing; such as couchbase://127.0.0.1/default")
+        raise UsageError(
+            "the option connectionString is missing; give one such as couchbase://127.0.0.1/default"
+        )
     where = parse(values["connection_string"])
     if values["bucket"] is None:
         values["bucket"] = where.bucket
@@ -401,7 +404,7 @@ def parse_options(given: Mapping[str, str]) -> Options:
 
 
 def parse_mirror_options(given: Mapping[str, str]) -> Options:
-    """The same for a mirror and what goes with it, which have no use for the options of a read."""
+    """The same for a mirror and its other commands, which refuse the options that are only for reads."""
     for name in given:
         option = _BY_NAME.get(name.lower())
         if option is not None and not option.is_for_mirrors:
@@ -413,9 +416,9 @@ def parse_mirror_options(given: Mapping[str, str]) -> Options:
 
 
 def _log_in_from(environ: Mapping[str, str], where: ConnectionString, values: dict[str, Any]) -> None:
-    """User and password that neither an option nor the connection string gives.
+    """Take user and password from the environment if neither an option nor the connection string has them.
 
-    They are looked up here, in the driver: executors have an environment of their own.
+    This happens here, in the driver: executors have an environment of their own.
     """
     if values["username"] is None and where.username is None:
         values["username"] = environ.get("TAILRACE_USERNAME") or None

@@ -1,12 +1,12 @@
-"""Errors that rise to the top: what is wrong, and nothing else.
+"""Our own errors as Spark shows them: without a traceback.
 
-Spark carries an exception of a Python process to the user as text, with the traceback of that process before
-it: of a client that works in threads and callbacks that is a hundred lines, and what is wrong is the last of
-them. Our own errors say what to do and need no traceback, so it is taken off. Spark itself leaves its part
-off if told so by an environment variable of the process, and after an error it ends the process.
+Spark passes an exception of a Python process to the user as text, after the traceback of that process. For a
+client that works in threads and callbacks that is a hundred lines, with the error in the last one. Our own
+errors say what to do and need no traceback, so it is removed. Spark leaves out its own part if an environment
+variable of the process says so; after an error it ends the process.
 
-Spark's Java side puts a code behind the text, ``SQLSTATE: 38000``. Python ends the text of an exception with
-a line break, so that the code would be the last line that people see, and what is wrong the one before.
+Spark's Java side appends a code to the text, ``SQLSTATE: 38000``. Python ends the text of an exception with a
+line break, which would leave the code alone on the last line, below the error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HIDE = "SPARK_HIDE_TRACEBACK"
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """In a process of Spark's: our own errors leave the block without a history."""
+    """Strip the traceback and causes off our own errors that leave the block; for a process of Spark's."""
     try:
         yield
     except ProtocolError:
@@ -40,7 +40,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def _without_a_line_break() -> None:
-    """Where Spark formats the exception that ends its process, no line break ends the text."""
+    """Make Spark format the exception that ends its process without a line break at the end."""
     if (module := sys.modules.get("pyspark.util")) is None or not hasattr(module, "traceback"):
         return
 

@@ -1,7 +1,7 @@
 """Directories that live as long as a process: Spark's checkpoint of a run, staged rows, the spool.
 
-Whoever is killed can't tidy up, so the next one does: a directory carries a lock that its owner holds, and
-the lock of a process that is gone is free. Several owners may share a place.
+A process that is killed can't clean up, so the next one does: a directory carries a lock that its owner
+holds, and the lock of a process that is gone is free. Several owners may share a place.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ...files import DiskFiles, remove_tree, user_folder
 __all__ = ["Scratch"]
 
 _LOCK = ".tailrace-lock"
-"""Also what tells our directories from those of others: a place may be any directory of the user's."""
+"""This file also marks a directory as ours: a place may be any directory of the user's."""
 
 
 class Scratch:
     """A directory of this process's own in ``place``; None is a folder among the system's temporary files.
-    What processes that are gone left there is removed first.
+    Directories left there by processes that are gone are removed first.
     """
 
     def __init__(self, place: str | os.PathLike[str] | None, kind: str) -> None:
@@ -33,12 +33,12 @@ class Scratch:
         made = Path(tempfile.mkdtemp(prefix=".new-", dir=where))
         self._held: DiskFiles | None = DiskFiles(made)
         self._held.lock(_LOCK)
-        self.path = where / f"{kind}-{made.name[5:]}"  # under a name that others look at once it is locked
+        self.path = where / f"{kind}-{made.name[5:]}"  # locked first: others clean up under this name
         made.rename(self.path)
         atexit.register(self.remove)
 
     def remove(self) -> None:
-        """Delete it with all that is in it."""
+        """Delete the directory and everything in it."""
         if self._held is not None:
             atexit.unregister(self.remove)
             remove_tree(self.path)

@@ -1,12 +1,12 @@
-"""What leaves the reader: which columns, in which form, and of which rows.
+"""What leaves the reader: which columns, in which form, and which rows.
 
-Spark's Python sources have no pruning of columns: what a reader gives is what travels to Java, whatever the
-query takes of it. So the columns are chosen here, by the option ``columns`` or by ``.schema(...)``, and what
-nobody asked for is never decoded; without ``value`` the node does not even send it. Rows are chosen by the
-options ``ops`` and ``keyPrefix``, or by the filters of a query where Spark hands them over.
+Spark does not prune the columns of Python sources: whatever a reader returns travels to Java, even if the
+query does not use it. So columns are chosen here, by the option ``columns`` or by ``.schema(...)``, and the
+others are never decoded; without ``value`` the node does not even send it. Rows are chosen by the options
+``ops`` and ``keyPrefix``, or by the filters of a query if Spark passes them.
 
-Nothing here imports pandas. Arrow does so by itself for many small things, and that costs half a second in
-every task. Where rows are only handed on, nothing of the protocol is imported either.
+Nothing here imports pandas. Many small functions of Arrow do, which costs half a second in every task. Where
+rows are only passed on, nothing of the protocol is imported either.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Selection:
     """Columns with their types, and conditions that rows must meet; picklable."""
 
     types: Mapping[str, str]
-    """In the order in which they leave; types as Spark writes them."""
+    """In the order of the output; types as Spark writes them."""
     ops: frozenset[str] | None = None
     key_prefixes: tuple[bytes, ...] | None = None
-    """Of a document's key; rows that are no changes of documents pass."""
+    """Prefixes of a document's key; rows that are not changes of documents pass."""
     collections: frozenset[str] | None = None
     scopes: frozenset[str] | None = None
 
     @classmethod
     def of(cls, options: Options, schema: Any = None) -> Selection:
-        """As the options say; with a ``schema`` of Spark, exactly its columns."""
+        """The selection of the options; with a ``schema`` of Spark, exactly its columns."""
         types = column_types(options)
         if schema is not None:
             types = _checked({field.name: field.dataType.simpleString() for field in schema.fields})
@@ -54,14 +54,14 @@ class Selection:
 
     @property
     def is_whole(self) -> bool:
-        """Everything leaves as it was received."""
+        """Whether everything leaves as it was received."""
         return self == Selection(COLUMN_TYPES)
 
     @property
     def takes_values(self) -> bool:
         """Whether the node must send values.
 
-        The datatype of a value is told with the value; a stream without values says "raw" of all.
+        The datatype comes with the value; a stream without values says "raw" for every document.
         """
         from ...columns.row_kinds import DELETING_OPS, ROLLBACK
 
@@ -70,7 +70,7 @@ class Selection:
 
     @property
     def has_only_changes(self) -> bool:
-        """Nothing but changes of documents."""
+        """Whether it takes nothing but changes of documents."""
         from ...columns.row_kinds import CHANGE_OPS
 
         return self.ops is not None and self.ops <= set(CHANGE_OPS)
@@ -83,7 +83,7 @@ class Selection:
         collections: Iterable[str] | None = None,
         scopes: Iterable[str] | None = None,
     ) -> Selection:
-        """With conditions besides."""
+        """The selection with more conditions."""
         prefixes = self.key_prefixes
         if key_prefixes is not None:
             prefixes = tuple(
@@ -120,7 +120,7 @@ class Selection:
         return batch
 
     def columns_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns of a batch, in the form that was asked for."""
+        """The chosen columns of a batch, in their chosen form."""
         if self.types == COLUMN_TYPES:
             return batch
         arrays = [
@@ -131,7 +131,7 @@ class Selection:
 
     @property
     def arrow_schema(self) -> pa.Schema:
-        """Of the batches that leave."""
+        """The schema of the batches that leave."""
         from ...columns.batch import SCHEMA
 
         return pa.schema(
@@ -149,7 +149,7 @@ def _both(mine: frozenset[str] | None, others: Iterable[str] | None) -> frozense
 
 
 def _checked(types: Mapping[str, str]) -> dict[str, str]:
-    """Columns and types that somebody gave as a schema."""
+    """Columns and types of a user's schema; `UsageError` if the source can't have them."""
     if not types:
         raise UsageError("the schema has no columns; leave it out to have all of them")
     for name, type_ in types.items():
@@ -168,7 +168,7 @@ def _checked(types: Mapping[str, str]) -> dict[str, str]:
 
 
 def _as_text(column: pa.Array) -> pa.Array:
-    """Bytes as text; what is no UTF-8 has U+FFFD in its place, as Spark's ``make_valid_utf8`` does it."""
+    """Bytes as text; U+FFFD replaces what is not UTF-8, as in Spark's ``make_valid_utf8``."""
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:

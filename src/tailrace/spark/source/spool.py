@@ -1,13 +1,13 @@
 """The spool: changes that were received and wait for their micro-batch.
 
 A DCP range can't be read twice with the same result: the producer folds repeated changes, and after a
-failover it is another range. So changes are received once, written as Arrow files (segments), handed to the
-executors as they are, and deleted when Spark has committed the batch. The size of the spool is bounded;
-when it is full the reader's thread waits, and with it, through flow control, the producer.
+failover the range is another one. So changes are received once, written as Arrow files (segments), handed to
+the executors as they are, and deleted when Spark has committed the batch. The size of the spool is bounded;
+when it is full the reader's thread waits, and through flow control the producer waits too.
 
 A segment is cut by partition: rows of a vbucket always go to the same one, in order. Deliveries are small,
-and a file each would cost more than what is in it, so they are gathered while the planner has enough to do:
-what it waits for is written at once, by whichever of the two threads finds it.
+and a file for each would cost more than its contents, so they are gathered while the planner has enough to
+do. If the planner is waiting, they are written immediately, by either of the two threads.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["FeedDelivery", "Spool", "SpoolSegment", "segment_bytes", "segment_ro
 
 SEGMENT_ROWS = 50_000
 SEGMENT_BYTES = 64 << 20
-"""As many rows, and about as many bytes, are gathered in memory for a segment, at most."""
+"""The most rows, and about the most bytes, that are gathered in memory for a segment."""
 
 
 def segment_rows(batch_rows: int | None) -> int:
-    """How many rows a segment has, so that whole ones fill a batch of at most ``batch_rows``."""
+    """How many rows a segment has, for whole segments to fill a batch of at most ``batch_rows``."""
     return SEGMENT_ROWS if batch_rows is None else batch_rows // -(-batch_rows // SEGMENT_ROWS)
 
 
@@ -46,9 +46,9 @@ def segment_bytes(batch_bytes: int | None, spool_bytes: int) -> int:
 
 
 _RUN_ROWS = 256
-"""Runs shorter than this are copied together: a batch has its price, on every side."""
+"""Runs shorter than this on average are copied together, since every Arrow batch has a fixed cost."""
 _JOINED_BYTES = 4 << 20
-"""But not to more than about this: Spark holds a whole batch in memory on both sides of its pipe."""
+"""About the most that is copied together: Spark holds a whole batch in memory on both sides of its pipe."""
 
 
 class FeedDelivery(NamedTuple):
@@ -57,7 +57,7 @@ class FeedDelivery(NamedTuple):
     rows: pa.RecordBatch
     positions: Mapping[int, Position]
     rollbacks: Mapping[int, Position] = MappingProxyType({})
-    """VBuckets that went back before these rows, and where to."""
+    """VBuckets that went back before these rows, and the positions they went back to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ class SpoolSegment:
     rows: int
     size: int
     positions: Mapping[int, Position]
-    """VBuckets that move with it, and where they are after it."""
+    """VBuckets with changes in it, and where they are after it."""
     rollbacks: Mapping[int, Position]
     files: Mapping[int, str]
     """By partition, as the spool's place names them."""
 
 
 class Spool:
-    """Segments in their place; the reader's thread appends, the planner takes, Spark's commit releases."""
+    """Segments in a spool place; the reader's thread appends, the planner takes, Spark's commit releases."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Spool:
         batch_bytes: int | None = None,
         form: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda rows: rows,
     ) -> None:
-        """``batch_bytes`` is what a micro-batch may have, ``form`` makes of rows what is written of them."""
+        """``batch_bytes`` limits a micro-batch; ``form`` turns rows into what is written of them."""
         self._place = place
         self._partition_of = np.asarray(partition_of, dtype=np.int32)
         self._limit_bytes = limit_bytes
@@ -101,11 +101,11 @@ class Spool:
         self._size = 0
         self._changed = threading.Condition()
         self._writing = threading.Lock()
-        """Held from taking what was gathered to the segment that it becomes: segments keep the order."""
+        """Held from taking what was gathered until its segment is there: segments keep the order."""
         self._awaited = False
         self._error: BaseException | None = None
         self._lost = False
-        """A segment could not be written: none may follow it."""
+        """A segment could not be written, so none may follow."""
         self._closed = False
         self._finished = False
 
@@ -113,12 +113,12 @@ class Spool:
 
     @property
     def held_bytes(self) -> int:
-        """Of rows that were gathered and are not written yet."""
+        """The bytes of rows that were gathered and are not written yet."""
         with self._changed:
             return self._gathered_bytes
 
     def fill(self, deliveries: Iterable[FeedDelivery]) -> None:
-        """Append all that comes; what goes wrong is raised in the planner's thread."""
+        """Append everything that comes; errors are raised in the planner's thread."""
         try:
             for delivery in deliveries:
                 self.append(delivery)
@@ -132,7 +132,7 @@ class Spool:
             self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
-        """Nothing comes after this: what is missing must not be passed over."""
+        """Accept nothing after this: the reader must not skip what is missing."""
         with self._changed:
             if self._error is None:
                 self._error = error
@@ -179,7 +179,7 @@ class Spool:
                 raise
 
     def _write(self, gathered: Sequence[FeedDelivery], rows: int, held_bytes: int) -> None:
-        """Deliveries, which hold so much memory, become a segment."""
+        """Write deliveries, which hold ``held_bytes`` of memory, as a segment."""
         parts: dict[int, list[pa.RecordBatch]] = {}
         for delivery in gathered:
             for partition, part in self._cut(delivery.rows):
@@ -202,10 +202,10 @@ class Spool:
             self._changed.notify_all()
 
     def _cut(self, rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Rows by partition, in order. What comes from a disk comes in long runs of a vbucket, and those are
-        handed on without a copy.
+        """Rows by partition, in order. A backfill comes in long runs of one vbucket, which are passed on
+        without a copy.
         """
-        # `to_numpy`, as `pa.array` below, would import pandas first: half a second before the first batch
+        # `to_numpy`, like `pa.array` for the mask, would import pandas: half a second before the first batch
         partitions = self._partition_of[np.from_dlpack(rows["vbucket"])]
         borders = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(partitions)]
         if len(borders) > 2 and len(borders) * _RUN_ROWS > len(partitions):
@@ -240,9 +240,9 @@ class Spool:
     ) -> list[SpoolSegment]:
         """The segments from number ``after`` on that fit into a batch, at least one if there is any.
 
-        Waits up to ``wait_s`` for the first one; with ``gather_bytes`` for so much, or as much as a batch may
-        have, or half of what the spool may. Raises what stopped the reader, once all that came before it
-        has been taken.
+        Waits up to ``wait_s`` for the first one; with ``gather_bytes``, for that much, or as much as a batch
+        may have, or half of what the spool may hold. Raises what stopped the reader once everything that
+        came before has been taken.
         """
 
         def is_enough() -> bool:
@@ -283,14 +283,14 @@ class Spool:
             return segments
 
     def _flush_for(self, after: int) -> None:
-        """The planner has nothing to do: write what there is."""
+        """Write what was gathered if the planner has nothing to do otherwise."""
         with self._changed:
             has_some = self._next > after
         if not has_some:
             self.flush()
 
     def between(self, first: int, last: int) -> list[SpoolSegment]:
-        """The segments with these numbers, the last one excluded."""
+        """The segments from number ``first`` to ``last``, excluding ``last``."""
         with self._changed:
             return [segment for segment in self._segments if first <= segment.number < last]
 
@@ -306,14 +306,14 @@ class Spool:
         self._delete(released)
 
     def close(self) -> None:
-        """Let the reader's thread go and delete everything."""
+        """Release the reader's thread and delete everything."""
         with self._changed:
             self._closed = True
             left = list(self._segments)
             self._segments.clear()
             self._gathered.clear()
             self._changed.notify_all()
-        with self._writing:  # what is being written would stay behind
+        with self._writing:  # otherwise a segment that is being written would be left behind
             self._delete([*left, *self._segments])
 
     def _delete(self, segments: Iterable[SpoolSegment]) -> None:
@@ -327,7 +327,7 @@ def _mask(chosen: NDArray[np.bool_]) -> pa.Array:
 
 
 def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Batches as they are, or, where they are small, several as one."""
+    """The same rows; if the batches are small, in fewer of them."""
     if len(batches) * _RUN_ROWS <= sum(batch.num_rows for batch in batches):
         return batches
     joined: list[pa.RecordBatch] = []

@@ -1,7 +1,7 @@
 """Where the files of a spool are: a folder that all executors see, or a prefix of an object store.
 
-A folder carries a lock, so that the next query finds what a killed one left. An object store has none: there
-a small object is written again every hour, and a spool whose object is a day old belongs to nobody.
+A folder carries a lock, by which the next query finds what a killed one left. An object store has no locks:
+there a small object is rewritten every hour, and a spool without a file from the last day was left behind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KIND = "spool"
 _LEASE = ".tailrace-lease"
 _RENEWED_S = 3600.0
 _LEFT_S = 24 * 3600.0
-"""A spool on an object store that nobody renewed for so long was left behind."""
+"""A spool on an object store that was not renewed for this long was left behind."""
 
 
 class SpoolPlace(Protocol):
@@ -39,23 +39,23 @@ class SpoolPlace(Protocol):
 
     @property
     def store(self) -> TableStore | None:
-        """For executors; None if files are named by their path."""
+        """The store that executors read from; None if files are named by their path."""
         ...
 
     def write(self, batches: Sequence[pa.RecordBatch]) -> tuple[str, int]:
-        """A new file with these rows, whole: its name and its size."""
+        """Write these rows to a new file; its name and its size."""
         ...
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete files; one that is not there is no error."""
+        """Delete files; a missing one is not an error."""
         ...
 
     def renew(self) -> None:
-        """It is still in use; called now and then."""
+        """Mark the place as still in use; called now and then."""
         ...
 
     def remove(self) -> None:
-        """Delete it with all that is in it."""
+        """Delete the place and everything in it."""
         ...
 
 
@@ -75,7 +75,7 @@ class FolderPlace:
             return str(path), write_scratch(path, partial(_write_batches, batches))
         except OSError as error:
             raise TailraceError(
-                f"the spool in {str(self._folder)!r} can't be written: {error.strerror or error}; free some, "
+                f"the spool in {str(self._folder)!r} can't be written: {error.strerror or error}; make room, "
                 "or set spoolDir to another folder"
             ) from None
 
@@ -116,7 +116,7 @@ class StorePlace:
             return name, file.tell()
 
     def delete(self, names: Iterable[str]) -> None:
-        with suppress(StorageError):  # what stays goes with the whole
+        with suppress(StorageError):  # what stays is deleted with the place
             self._store.delete(names)
 
     def renew(self) -> None:
@@ -127,7 +127,7 @@ class StorePlace:
 
     def remove(self) -> None:
         atexit.unregister(self.remove)
-        with suppress(StorageError):  # the next query finds it
+        with suppress(StorageError):  # the next query cleans up
             self._store.delete(file.path for file in self._store.list())
 
 

@@ -1,9 +1,9 @@
 """Spark's stream reader: our reader runs ahead of the micro-batches, and a spool stands between them.
 
-Spark keeps one instance of the reader in a process of its own for as long as the query runs; there the
-reader's thread lives. A second instance is made where the query is planned, and pickled copies of that
-one read on the executors: they get everything through their `InputPartition`. Only the first of the three
-connects, so only there the client is imported: it takes longer than the other two need for all they do.
+Spark keeps one instance of the reader in a process of its own while the query runs; the reader's thread lives
+there. A second instance is made where the query is planned, and pickled copies of it read on the executors:
+they get everything through their `InputPartition`. Only the first of the three connects, so only it imports
+the client, which takes longer than all that the other two do.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ if TYPE_CHECKING:
 __all__ = ["SpooledPartition", "StreamReader"]
 
 POLL_S = 0.05
-"""How long a batch waits for its first change; Spark asks again at once."""
+"""How long a batch waits for its first change; Spark asks again immediately."""
 
 _ENOUGH_BYTES = 256 << 20
-"""Enough for a batch of a query that ends, if nothing else is said: its tasks may hold it in memory."""
+"""The default size of a batch of a query that ends: its tasks may hold it in memory."""
 
 _FIRST_LOOKS = 10
-"""So often it is looked whether there is enough for the first batch of such a query."""
+"""How often the first batch of such a query looks for that much before it takes less."""
 
 _RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
-"""The module that Spark starts as the process in which a stream's reader lives."""
+"""The module that Spark runs as the process of a stream's reader."""
 
 
 class SpooledPartition(InputPartition):
@@ -83,12 +83,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._place: SpoolPlace | None = None
         self._initial: dict[str, Any] | None = None
         self._behind: dict[str, int] = {}
-        """By offset, the number of the first segment behind it."""
+        """By offset, the number of the first segment after it."""
         self._ends = False
         """The query ends when it has what the bucket held at its start."""
         self.connecting: Future[Feed] | None = None
-        """The feed that is being made while Spark does not need it yet."""
-        if _is_runner():  # Spark prepares its first batch before it asks for anything
+        """The feed that is being made before Spark needs it."""
+        if _is_runner():  # Spark prepares its first batch for a while before it asks for anything
             from .feed import Feed
 
             self.connecting = Future()
@@ -112,7 +112,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What the options say of a batch's size."""
+        """The limit of a batch, from the options."""
         if self._options.max_rows is not None:
             return ReadMaxRows(self._options.max_rows)
         if self._options.max_bytes is not None:
@@ -132,13 +132,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         spool, place = self._running(start)
         place.renew()
         first = self._behind[_text(start)]
-        # Spark asks for the next batch when it is done with the one before; it tells us so (`commit`) only
-        # when there is a next one, and there is none as long as what it is done with fills the spool
+        # Spark asks for the next batch when it is done with the one before, but calls `commit` only when
+        # there is a next one; and there is none while the segments of the one before fill the spool
         self._release(first)
         max_rows = None if isinstance(limit, ReadAllAvailable) else self._options.max_rows
         max_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes
         for look in itertools.count():
-            finished = spool.finished  # before the look: what came until then is seen by it
+            finished = spool.finished  # read first: `take` then sees everything that came before
             segments = spool.take(
                 first,
                 max_rows=max_rows,
@@ -153,23 +153,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start
 
     def _enough(self, first: int, look: int) -> int | None:
-        """How much a batch should have before it begins, where nobody waits for single changes: a batch costs
-        about the same whatever is in it. The first one waits for that only half a second: while Spark plans
-        it and starts its workers, the rest is received.
+        """How much a batch should have before it begins; None if it should begin with any change. A batch
+        costs about the same whatever is in it, so a query that ends gathers. Its first batch gathers only for
+        half a second: more is received while Spark plans it and starts its workers.
         """
         if not self._ends:
             return None
         return _ENOUGH_BYTES if first or look < _FIRST_LOOKS else 1
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Where the bucket is, for those who compute the lag."""
+        """Where the bucket is, for computing the lag."""
         if self._feed is None:
             return None
         with plain_errors():
             return self._offset(self._feed.latest_positions())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The spool's files by partition; without a spool, ranges for the executors to read themselves."""
+        """The spool's files by partition; without a spool, ranges that the executors read themselves."""
         with plain_errors():
             return self._partitions(start, end)
 
@@ -238,7 +238,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._feed
 
     def _running(self, start: dict[str, Any]) -> tuple[Spool, SpoolPlace]:
-        """The spool, with the reader's thread filling it from ``start`` on."""
+        """The spool and its place, with the reader's thread filling the spool from ``start`` on."""
         if self._spool is None or self._place is None:
             from .spool import Spool, segment_rows
 
@@ -315,13 +315,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _is_runner() -> bool:
-    """Whether this process is the one that receives; if Spark calls it by another name, only time is lost."""
+    """Whether this is the process of the stream's reader; under another name it only connects later."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return getattr(spec, "name", None) == _RUNNER
 
 
 def _keep_promise(promise: Future[Feed], make: Callable[[], Feed]) -> None:
-    """What goes wrong is raised where the feed is asked for."""
+    """Make the feed of a promise; what goes wrong is raised where the feed is asked for."""
     try:
         promise.set_result(make())
     except BaseException as error:  # noqa: BLE001 - see above
@@ -329,12 +329,12 @@ def _keep_promise(promise: Future[Feed], make: Callable[[], Feed]) -> None:
 
 
 def _text(offset: Mapping[str, Any]) -> str:
-    """An offset as the text by which Spark compares it."""
+    """An offset as text, which is what Spark compares."""
     return json.dumps(offset, separators=(",", ":"))
 
 
 def _remove_at_end(place: SpoolPlace) -> None:
-    """Leave nothing behind: Spark ends this process with SIGTERM more often than by calling `stop`."""
+    """Remove the place on SIGTERM too, with which Spark ends this process more often than with `stop`."""
 
     def remove(number: int, frame: FrameType | None) -> None:
         place.remove()
