@@ -70,7 +70,7 @@ def press_until(browser: Browser, key: str, wanted: str) -> None:
 def test_a_disk_that_takes_nothing_is_not_well(browser: Browser, page: str) -> None:
     browser.go(page)
     browser.wait_for(f"{TEXT}.includes('All is well.')")
-    for on, told in (("true", "The disk takes nothing of bucket default"), ("false", "All is well.")):
+    for on, told in (("true", "be written to disk: changes stay in memory"), ("false", "All is well.")):
         request = urllib.request.Request(
             f"{page}faults/disk-full",
             data=f'{{"on": {on}}}'.encode(),

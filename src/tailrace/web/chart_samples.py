@@ -1,6 +1,6 @@
 """What the charts of a page draw: some figures every few seconds, for an hour.
 
-They are taken whether somebody looks or not, so that a page shows at once what was before it was opened.
+They are taken whether or not somebody looks, so a page also shows the time before it was opened.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["EVERY_S", "ChartSamples", "Sample"]
 
 EVERY_S = 5.0
 _KEPT = 720
-"""Samples: an hour of them."""
+"""How many samples are kept: an hour of them."""
 
 Sample: TypeAlias = Mapping[str, float | None]
-"""Figures by name, always the same ones; None where one is not known. Empty before anything is known."""
+"""Figures by name, always the same names; None for what is not known. Empty before anything is known."""
 
 
 class ChartSamples:
@@ -31,19 +31,19 @@ class ChartSamples:
         self._began = self._now()
         self._names: tuple[str, ...] = ()
         self._samples: deque[tuple[float | None, ...]] = deque(maxlen=_KEPT)
-        """The time of each, and its figures."""
+        """The time of each sample, and its figures."""
 
     def _now(self) -> float:
         return round(self._clock.time_ns() / 1e9, 3)
 
     def add(self, sample: Sample) -> None:
-        """These are the figures now."""
+        """Add a sample of this moment."""
         if sample:
             self._names = ("time", *sample)
             self._samples.append((self._now(), *sample.values()))
 
     def since(self, moment: float) -> dict[str, Any]:
-        """The samples that were taken later, a list for each figure and one of their times."""
+        """The samples after a moment, as a list for each figure and one of their times."""
         samples = [sample for sample in self._samples if (sample[0] or 0.0) > moment]
         columns = zip(*samples, strict=True) if samples else ((),) * len(self._names)
         return {
@@ -54,7 +54,7 @@ class ChartSamples:
         }
 
     def serve(self, request: HttpRequest) -> HttpContent:
-        """Answer ``/api/past?since=MOMENT``; without a moment with all samples."""
+        """Answer ``/api/past?since=MOMENT``; without a moment, with all samples."""
         try:
             moment = float(request.query.get("since", "0"))
         except ValueError:
@@ -62,7 +62,7 @@ class ChartSamples:
         return HttpContent.of_json(self.since(moment))
 
     async def keep(self, sample: Callable[[], Awaitable[Sample]]) -> None:
-        """Take samples until it is cancelled."""
+        """Take samples until cancelled."""
         while True:
             self.add(await sample())
             await asyncio.sleep(EVERY_S)

@@ -2,10 +2,10 @@
 
 POST /faults/rewind     {"vbucket": "0-3", "to_seqno": 100} or {"vbucket": "all", "lose": 10}
 POST /faults/failover   {"vbucket": 7}: a new branch; with "lose": 10 one that lost changes
-POST /faults/delay      {"ms": 200, "for_s": 5}: before everything that the node sends; 0 ends it
-POST /faults/drop       {"name": "part of a stream's name"} or {"all": true}: connections break
+POST /faults/delay      {"ms": 200, "for_s": 5}: delay everything that the node sends; 0 ends it
+POST /faults/drop       {"name": "part of a stream's name"} or {"all": true}: break connections
 POST /faults/disk-full  {"on": true, "for_s": 5}: nothing gets to disk
-POST /faults/purge      {"vbucket": "all"}: tombstones go, and the purge seqno rises
+POST /faults/purge      {"vbucket": "all"}: drop tombstones, and raise the purge seqno
 GET  /faults            what is on
 """
 
@@ -35,7 +35,7 @@ _MAX_S = 3600
 
 
 class FaultKit:
-    """What may be done to a node by whoever has the token."""
+    """The faults that a holder of the token may cause in a node."""
 
     def __init__(self, server: FaultServer, token: str) -> None:
         self._server = server
@@ -52,7 +52,7 @@ class FaultKit:
         }
 
     async def serve(self, request: HttpRequest) -> HttpContent:
-        """Do what a request says."""
+        """Do what a request asks for."""
         scheme, _, token = request.authorization.partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode(), self._token.encode()):
             return http_error(403, "send the node's --fault-token: Authorization: Bearer TOKEN")
@@ -96,7 +96,7 @@ class FaultKit:
         return await self._branch({"lose": "0", **fields}, "failover")
 
     async def _branch(self, fields: dict[str, str], why: str) -> dict[str, int]:
-        """New branches, all or none; durable when it is done."""
+        """Begin new branches, all or none; durable when this returns."""
         bucket, chosen = self._bucket(fields), _vbuckets(fields)
         done: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
 
@@ -106,7 +106,7 @@ class FaultKit:
                 with self._node.watching_history(bucket, targets, "failover", why=why):
                     bucket.store.rollback(targets, branch=True)
             except TailraceError as error:
-                if not done.done():  # who asked may be gone
+                if not done.done():  # the peer may be gone
                     done.set_exception(error)
                 return
             for number in targets:
@@ -136,7 +136,7 @@ class FaultKit:
 
         def finished(error: StoreError | None) -> None:
             if done.done():
-                return  # who asked is gone
+                return  # the peer is gone
             if error is None:
                 done.set_result(None)
             else:
@@ -179,7 +179,7 @@ class FaultKit:
         return self._state()
 
     def _later(self, name: str, fields: dict[str, str], end: Callable[[], None]) -> None:
-        """The fault ends by itself after ``for_s``, if that is given; to be called before it begins."""
+        """End a fault after ``for_s``, if that is given; to be called before the fault begins."""
         after_s = parse_integer(fields["for_s"], maximum=_MAX_S) if "for_s" in fields else None
         if (before := self._timers.pop(name, None)) is not None:
             before.cancel()
@@ -200,13 +200,13 @@ _KNOWN = frozenset({"bucket", "vbucket", "to_seqno", "lose", "ms", "for_s", "nam
 
 
 def _fields(request: HttpRequest) -> dict[str, str]:
-    """What a request says: a JSON object, a form, or behind the question mark."""
+    """The fields of a request: from a JSON object, a form, or the query of the URL."""
     fields = dict(request.query)
     if request.body.lstrip().startswith(b"{"):
         try:
             content = json.loads(request.body)
         except (ValueError, RecursionError):
-            raise UsageError("the body is no JSON") from None
+            raise UsageError("the body is not JSON") from None
         fields |= {
             name: value if isinstance(value, str) else json.dumps(value) for name, value in content.items()
         }

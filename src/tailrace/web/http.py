@@ -1,12 +1,12 @@
 """What is served over HTTP, the same for a node, a reader and a mirror:
 
     /           the page                      /api/stats   its figures as one JSON object
-    /metrics    for Prometheus                /healthz     200 as long as somebody answers
+    /metrics    for Prometheus                /healthz     200 while the process answers
     /readyz     200 if it does its work, 503 and why if not
     /api/past   what the charts of the page draw, for an hour
 
-One request a connection. Errors have one shape, ``{"error": TEXT}``. Where users are configured all but the
-last two want one of them (Basic). The page is one file without anything from elsewhere.
+One request per connection. Errors have one shape, ``{"error": TEXT}``. If users are configured, all but
+``/healthz`` and ``/readyz`` need a login (Basic). The page loads nothing from other hosts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _TIMEOUT_S = 30.0
 _READ_BYTES = 64 << 10
 _MAX_CONNECTIONS = 200
 _TURN_S = 0.002
-"""How long the loop of a node may be held up."""
+"""How long a step of an answer may hold up the loop of a node."""
 
 HandleConnection: TypeAlias = Callable[
     [asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]
@@ -67,18 +67,18 @@ _OPEN = frozenset({"/healthz", "/readyz"})
 
 
 def is_open(path: str) -> bool:
-    """What needs no login: whoever starts and watches processes has none, and learns nothing else."""
+    """Whether a path needs no login: process supervisors have none, and these paths reveal little."""
     return path in _OPEN
 
 
 def connection_handler(service: HttpService) -> HandleConnection:
-    """What `asyncio.start_server` calls for each connection."""
+    """The function for `asyncio.start_server` to call for each connection."""
 
     connections: dict[asyncio.Task[None], None] = {}  # in the order in which they came
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(connections) >= _MAX_CONNECTIONS:
-            next(iter(connections)).cancel()  # the slowest: who says nothing must not keep others out
+            next(iter(connections)).cancel()  # the oldest: silent peers must not keep others out
         task = asyncio.current_task()
         assert task is not None
         connections[task] = None
@@ -87,7 +87,7 @@ def connection_handler(service: HttpService) -> HandleConnection:
             async with asyncio.timeout(_TIMEOUT_S):
                 while not buffer.add(data := await reader.read(_READ_BYTES)):
                     if not data:
-                        return  # it is gone
+                        return  # the peer is gone
                 request = buffer.understood(service)
                 if request is None:
                     return
@@ -106,7 +106,7 @@ def connection_handler(service: HttpService) -> HandleConnection:
 async def _respond(
     request: HttpRequest | HttpContent, service: HttpService, writer: asyncio.StreamWriter
 ) -> HttpStream | None:
-    """The response, or its beginning and what follows."""
+    """Write the response, or for a stream its head; the stream that follows, if any."""
     stream = None
     if isinstance(request, HttpContent):
         writer.write(response(request))
@@ -121,7 +121,7 @@ async def _respond(
 
 
 async def _stream(stream: HttpStream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """An answer without an end, as long as the peer takes it."""
+    """Write an endless answer while the peer takes it."""
     streaming, transport = HttpStreaming(stream), writer.transport
     while (part := streaming.next_part(SYSTEM.monotonic())) is not None:
         is_behind = transport.get_write_buffer_size() > STREAM_UNREAD_BYTES
@@ -133,7 +133,7 @@ async def _stream(stream: HttpStream, reader: asyncio.StreamReader, writer: asyn
 
 
 def routed(routes: Mapping[str, Route], request: HttpRequest) -> HttpAnswer:
-    """The answer of a path that is asked for with GET; None if it is none of them."""
+    """The answer to a request for one of the routes, which take only GET; None for other paths."""
     route = routes.get(request.path)
     if route is None:
         return None
@@ -157,7 +157,7 @@ _CHARTS = ("vendor/uPlot.iife.js", "vendor/uPlot.min.css")
 
 
 def page_routes(name: str, script: str) -> dict[str, Route]:
-    """A page at ``/``, with all that it brings."""
+    """The routes of a page at ``/`` and all its files."""
     parts = {"/": name, **{f"/{part}": part for part in ("page.css", "page.js", script, *_CHARTS)}}
     return {path: lambda _request, part=part: page(part) for path, part in parts.items()}  # type: ignore[misc]
 
@@ -177,13 +177,13 @@ def exposition_text(sheet: FigureSheet) -> bytes:
 
 
 def exposition(sheet: FigureSheet) -> HttpContent:
-    """Figures as they are answered, with those of the process."""
+    """The answer with figures, and with those of the process."""
     return HttpContent(CONTENT_TYPE_PLAIN_0_0_4, exposition_text(sheet) + generate_latest(_process))
 
 
 def json_pieces(value: Any, depth: int) -> Iterator[str]:
-    """A value as JSON in pieces that each take a moment: down to this depth members come one by one. The
-    encoder of the standard library makes the whole text in one call, and nothing else runs meanwhile.
+    """A value as JSON, in pieces that each take little time: down to this depth members come one by one. The
+    encoder of the standard library would make the whole text in one call, while nothing else runs.
     """
     if depth and isinstance(value, dict) and value:
         for at, (name, member) in enumerate(value.items()):
@@ -203,7 +203,7 @@ _DEPTH = 4
 
 
 async def json_in_steps(steps: Iterator[Any]) -> HttpContent:
-    """An object that may be large: others have their turn while it is gathered, and while it becomes text."""
+    """The JSON of an object that may be large: others get turns while it is gathered and encoded."""
     whole = await stepwise(steps)
     pieces: list[str] = []
 
@@ -217,7 +217,7 @@ async def json_in_steps(steps: Iterator[Any]) -> HttpContent:
 
 
 async def stepwise(steps: Iterator[T]) -> T:
-    """The last of the steps, with a turn of the loop whenever they have taken some time."""
+    """The result of the last step; the loop gets a turn whenever the steps have taken some time."""
     whole = next(steps)
     ends = SYSTEM.monotonic() + _TURN_S
     for sheet in steps:

@@ -1,4 +1,4 @@
-"""HTTP beside a command that has no node of its own: a thread with a loop, which answers and nothing else."""
+"""HTTP for a command that has no node of its own, served by a thread with a loop."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ class HttpOptions:
 
 @dataclass(frozen=True)
 class HttpFigures:
-    """What a command shows; all of it is called on one thread of its own, and may wait for the command."""
+    """What a command shows; all functions are called on one thread, and may wait for the command."""
 
     page: str
-    """Its name: ``mirror`` is ``mirror.html`` with ``mirror.js``."""
+    """The name of the page: ``mirror`` is ``mirror.html`` with ``mirror.js``."""
     stats: Callable[[], Any]
     metrics: Callable[[bool], FigureSheet]
-    """With figures of every vbucket, or without."""
+    """Called with True for figures of every vbucket, too."""
     why_not_ready: Callable[[], str]
-    """Empty: it is ready."""
+    """Empty if it is ready."""
     sample: Callable[[], Sample] = dict
     """What the charts of the page draw."""
     samples: ChartSamples = field(default_factory=ChartSamples)
-    """Keeps what they drew."""
+    """Keeps the samples."""
 
 
 class HttpThread:
@@ -86,7 +86,7 @@ class HttpThread:
         }
 
     def replace(self, users: Mapping[str, str], certificate: tuple[Path, Path] | None) -> None:
-        """Let these users in from now on, and show this certificate; called on any thread."""
+        """Let only these users in from now on, and use this certificate; called on any thread."""
         context = self._options.tls
 
         def act() -> None:
@@ -98,7 +98,7 @@ class HttpThread:
         self._loop.call_soon_threadsafe(act)
 
     def _on_thread(self, answer: Callable[[HttpRequest], HttpContent]) -> Route:
-        """A route that may take a while, and nobody else waits for it: one thread, so one at a time."""
+        """A route that may take a while without holding up the loop; one thread, so one at a time."""
 
         def route(request: HttpRequest) -> Awaitable[HttpContent]:
             return asyncio.get_running_loop().run_in_executor(self._worker, answer, request)
@@ -168,7 +168,7 @@ class HttpThread:
 
 
 async def _cancel_the_rest() -> None:
-    """Connections that are still being answered."""
+    """Cancel the connections that are still being answered."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

@@ -1,4 +1,4 @@
-"""The figures of a mirror, made of what it reports after each round."""
+"""The figures of a mirror, made from its report after each round."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEFAULT_COLLECTION = "_default._default"
 
 
 def _few(went_back: Mapping[int, tuple[int, int]]) -> dict[str, list[int]]:
-    """The first of them, from where to where."""
+    """The first vbuckets, with the seqnos from and to which each went."""
     return {str(number): list(ends) for number, ends in sorted(went_back.items())[:_SHOWN_VBUCKETS]}
 
 
@@ -34,7 +34,7 @@ def _many(count: int, thing: str) -> str:
 
 
 class _Durations:
-    """How often something took how long."""
+    """Counts durations, by bounds."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -55,10 +55,10 @@ class _Sums:
         self.changes = self.rollbacks = self.rows_rolled_back = self.rescued = 0
         self.rows_written = self.rows_masked = self.bytes_written = self.version = 0
         self.last: TableFigures | None = None
-        """Of a table: how it is kept."""
+        """The last figures of the table, if this is for one table."""
 
     def add(self, counts: TableCounts | RoundProgress, rolled_back: int, version: int) -> None:
-        """A round is done."""
+        """Add a round that is done."""
         self.version = version
         self.changes += counts.changes
         self.rollbacks += rolled_back
@@ -70,23 +70,23 @@ class _Sums:
 
 
 class MirrorFigures:
-    """Counts what the rounds of a run did; read from another thread than it is written."""
+    """Counts what the rounds of a run did; one thread writes, another reads."""
 
     def __init__(
         self, bucket: str, table: str, paths: Mapping[str, str] | None = None, clock: Clock = SYSTEM
     ) -> None:
-        """``paths`` are the tables of the collections, in the order of the reports."""
+        """``paths`` are the tables by collection, in the order of the reports."""
         self.bucket = bucket
         self.table = table
         self._tables = {place: _Sums() for place in (paths or {_DEFAULT_COLLECTION: table}).items()}
         self.standing: Callable[[], Standing | None] = lambda: None
-        """How far the tables are behind at this moment, once that is known."""
+        """How far the tables are behind now; None until that is known."""
         self.total = _Sums()
         self.compactions = self.troubles = 0
         self.last_verdict: Callable[[], dict[str, Any] | None] = lambda: None
-        """What `tailrace verify` found last, if anybody knows."""
+        """The result of the last `tailrace verify`, if known."""
         self.status: Mapping[str, Any] = {"message": "starting"}
-        """What it is doing, as its handle says."""
+        """The status of the mirror's handle."""
         self._trouble = ""
         self._clock = clock
         self._lock = threading.Lock()
@@ -97,7 +97,7 @@ class MirrorFigures:
         self._events: list[dict[str, Any]] = []
 
     def add(self, progress: RoundProgress) -> None:
-        """A round is done."""
+        """Add the report of a round."""
         with self._lock:
             self._last = progress
             rolled_back, version_before = len(progress.rolled_back), self.total.version
@@ -129,8 +129,8 @@ class MirrorFigures:
                 self._remember({"time": now_s, "event": "compaction", "text": progress.compacted})
 
     def _remember(self, event: dict[str, Any]) -> None:
-        """In place of the oldest of the kind that there is most of: compactions, and the attempts to reach a
-        bucket, push no rollback out that nobody has looked at.
+        """Keep an event. If there are too many, drop the oldest of the most frequent kind: compactions and
+        failed attempts to reach a bucket must not push out a rollback that nobody has seen.
         """
         if len(self._events) >= _KEPT_EVENTS:
             ((most, _),) = Counter(kept["event"] for kept in self._events).most_common(1)
@@ -138,32 +138,32 @@ class MirrorFigures:
         self._events.append(event)
 
     def note_versions(self, versions: Iterable[int]) -> None:
-        """The versions of the tables, where no round has reported them."""
+        """Set the versions of the tables before a round has reported them."""
         with self._lock:
             for of_table, version in zip(self._tables.values(), versions, strict=True):
                 of_table.version = version
             self.total.version = next(iter(self._tables.values())).version
 
     def trouble(self, text: str) -> None:
-        """Something went wrong, and is tried again."""
+        """Note that something went wrong and is tried again."""
         with self._lock:
             self.troubles += 1
             self._trouble = text
             self._remember({"time": self._clock.time_ns() / 1e9, "event": "trouble", "text": text})
 
     def why_not_ready(self) -> str:
-        """Empty: it has committed a round, or found that there is nothing to do."""
+        """Why it is not ready; empty once it has committed a round, or found that there is nothing to do."""
         with self._lock:
             is_ready = self._last is not None or self.status["message"] == "waiting for changes"
         return "" if is_ready else f"no round is committed yet: {self.status['message']}"
 
     def _is_in_trouble(self) -> bool:
-        """All or a part of the bucket can't be read at the moment, or a round has just failed."""
+        """Whether some of the bucket can't be read now, or a round has just failed."""
         message = str(self.status["message"])
         return message == self._trouble or message.startswith("waiting for nodes")
 
     def stats(self) -> dict[str, Any]:
-        """As one object, for the page."""
+        """The figures as one object, for the page."""
         verdict = self.last_verdict()
         with self._lock:
             return {
@@ -192,7 +192,7 @@ class MirrorFigures:
             }
 
     def sample(self) -> Sample:
-        """What the charts draw: the worst since the sample before, and the phases of the longest round."""
+        """What the charts draw: the worst lag since the last sample, and the phases of the longest round."""
         with self._lock:
             last = self._last
             if last is None:
@@ -212,17 +212,17 @@ class MirrorFigures:
             }
 
     def _lag_changes(self) -> int | None:
-        """Of the table that is furthest behind; None if that is not known yet."""
+        """The lag of the table that is furthest behind; None if it is not known yet."""
         standing = self.standing()
         return None if standing is None else max(standing.behind, default=0)
 
     def _lag_s(self) -> float:
-        """It grows while nothing newer is committed: in a long round, and while the bucket is away."""
+        """The lag in time, which grows while nothing is committed: in a long round, or without the bucket."""
         standing = self.standing()
         return self._clock.monotonic() - (self._began if standing is None else standing.as_of)
 
     def metrics(self, vbuckets: bool = False) -> FigureSheet:
-        """For Prometheus."""
+        """The figures for Prometheus."""
         sheet = FigureSheet((*MIRROR, *MIRROR_VBUCKETS) if vbuckets else MIRROR)
         with self._lock:
             self._fill(sheet, vbuckets=vbuckets)

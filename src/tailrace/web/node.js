@@ -7,7 +7,7 @@ function bucketSection(name, b) {
   map.addEventListener("click", event => { const id = event.target.dataset.vbucket; if (id !== undefined) inspect(name, id); });
   return make("section", [
     make("h2", `Bucket ${name}`),
-    make("div", [tile("documents", count(b.documents)), tile("not on disk yet", count(b.queued)), tile(`memory of ${bytes(b.quota_bytes)}`, bytes(b.memory_bytes), b.back_pressure), tile("disk", bytes(b.disk_bytes)), tile("failovers since the start", count(b.failovers), b.failovers), tile("changes lost by them", count(b.lost_changes), b.lost_changes)], { class: "tiles" }),
+    make("div", [tile("documents", count(b.documents)), tile("not on disk yet", count(b.queued)), tile(`memory of ${bytes(b.quota_bytes)}`, bytes(b.memory_bytes), b.back_pressure), tile("disk", bytes(b.disk_bytes)), tile("failovers since the start", count(b.failovers), b.failovers), tile("changes lost in them", count(b.lost_changes), b.lost_changes)], { class: "tiles" }),
     map]);
 }
 function inspect(bucket, id) {
@@ -27,14 +27,14 @@ async function history_of(bucket, id) {
     tree = make("ul", line, { class: "tree" });
   }
   show("vbucket", make("p", `vbucket ${v.vbucket} of ${bucket} is ${v.state}: ${count(v.documents)} documents, high seqno ${count(v.high_seqno)}, on disk ${count(v.persisted_seqno)}, purged up to ${count(v.purge_seqno)}`),
-    make("p", "Branches of its history, the oldest first; each begins where the one before was left:"), tree || "");
+    make("p", "Branches of its history, oldest first; each begins where the one before was left:"), tree || "");
 }
 function draw(view) {
   const n = view.node, names = Object.keys(view.buckets);
   const problems = [];
   if (!n.ready) problems.push("The node waits for its cluster map and serves nothing.");
   for (const [name, b] of Object.entries(view.buckets)) {
-    if (b.flush_fails) problems.push(`The disk takes nothing of bucket ${name}: changes stay in memory. The reason is below.`);
+    if (b.flush_fails) problems.push(`Bucket ${name} can't be written to disk: changes stay in memory. The reason is below.`);
     else if (b.maintenance_fails) problems.push(`Files of bucket ${name} can't be sealed or merged: memory and disk fill up. The reason is below.`);
     if (b.back_pressure) problems.push(`Bucket ${name} refuses writes: the disk is behind.`);
     if (b.lost_changes) problems.push(`Bucket ${name} has lost ${many(b.lost_changes, "change")} in ${many(b.failovers, "failover")} of vbuckets.`);
@@ -58,7 +58,7 @@ function draw(view) {
     make("td", s.name || s.peer), make("td", s.dialect), make("td", s.role), make("td", s.bucket), make("td", count(s.streams), { class: "n" }), make("td", count(s.lag_changes), { class: "n" }),
     make("td", s.window_bytes ? `${bytes(s.unacknowledged_bytes)} of ${bytes(s.window_bytes)}` : "none", { class: "n" }), make("td", s.why, s.why.includes("slow") ? { class: "bad" } : {}),
     make("td", n.has_faults ? killer(s.name) : "")]));
-  show("streams", ...(streams.length ? streams : [make("tr", make("td", "nobody reads", { class: "dim", colspan: 9 }))]));
+  show("streams", ...(streams.length ? streams : [make("tr", make("td", "none", { class: "dim", colspan: 9 }))]));
   events("events", view.events);
   $("actions").hidden = !n.has_faults;
 }

@@ -1,4 +1,4 @@
-"""What a node answers over HTTP on the port of its page; the management paths are there too."""
+"""What a node answers on its HTTP port: the page, and the management paths, too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["keep_samples", "node_service"]
 
 
 async def keep_samples(node: Node, samples: ChartSamples) -> None:
-    """Take samples of a node for its page until this is cancelled."""
+    """Take samples of a node for its page until cancelled."""
 
     async def sample() -> Sample:
         return await stepwise(gather_node_sample(node))
@@ -37,13 +37,13 @@ def node_service(
     faults: FaultKit | None = None,
     samples: ChartSamples | None = None,
 ) -> HttpService:
-    """The service of a node, on its port of the page; with a fault kit that too. ``samples`` is what
-    `keep_samples` fills.
+    """The service of a node on its HTTP port, including the fault kit if there is one. ``samples`` is the one
+    that `keep_samples` fills.
     """
     answers = _NodeAnswers(node, server, faults, ChartSamples(node.clock) if samples is None else samples)
 
     def needs_no_login(path: str) -> bool:
-        return is_open(path) or (faults is not None and _is_fault(path))  # the kit has its token
+        return is_open(path) or (faults is not None and _is_fault(path))  # the kit checks its own token
 
     return HttpService(answers.serve, answers.login, needs_no_login, lambda host: is_host_of(node, host))
 
@@ -53,7 +53,7 @@ def _is_fault(path: str) -> bool:
 
 
 class _NodeAnswers:
-    """By path."""
+    """Answers requests by path."""
 
     def __init__(
         self, node: Node, server: Server | None, faults: FaultKit | None, samples: ChartSamples
@@ -115,4 +115,4 @@ class _NodeAnswers:
         unread = (0, 0) if server is None else (server.unread.total, server.unprocessed.total)
         wanted = request.query.get("vbuckets", "") not in ("", "0")
         sheet = await stepwise(gather_node_figures(self._node, unread, vbuckets=wanted))
-        return await asyncio.to_thread(exposition, sheet)  # of 3,000 lines that takes a while
+        return await asyncio.to_thread(exposition, sheet)  # 3,000 lines take a while

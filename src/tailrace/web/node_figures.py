@@ -1,7 +1,7 @@
 """A node's figures for Prometheus.
 
-They are gathered in steps: with 200 connections of 1,024 streams each it is 200,000 lags to look at, and the
-node's loop must not stand still for that.
+They are gathered in steps: 200 connections of 1,024 streams have 200,000 lags to look at, and the node's loop
+must not stand still for that.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 __all__ = ["gather_node_figures"]
 
 _FIRST_CLASS, _CLASSES = 7, 18
-"""Of durations: from 64 µs to 16 s; the classes of the statistics double."""
+"""The classes of durations to show, from 64 µs to 16 s; each is twice as long as the one before."""
 
 
 def gather_node_figures(node: Node, unread: tuple[int, int], *, vbuckets: bool) -> Iterator[FigureSheet]:
-    """The same sheet after every step, whole after the last. ``unread`` are the bytes of answers and of
-    requests that wait, ``vbuckets`` adds figures of every vbucket.
+    """The same sheet after every step, complete after the last. ``unread`` is how many bytes of answers and
+    of requests wait, ``vbuckets`` adds figures of every vbucket.
     """
     sheet = FigureSheet((*NODE, *VBUCKETS) if vbuckets else NODE)
     _add_node(sheet, node, unread)
@@ -50,7 +50,7 @@ def gather_node_figures(node: Node, unread: tuple[int, int], *, vbuckets: bool) 
         summary = handler.summary()
         name, rest = session.stream_name, (session.dialect.name, summary.role)
         for count in itertools.count(1):
-            # a name need not be the only one of its kind, a series must be: or nobody can read any of them
+            # names need not be unique, but series must be: otherwise Prometheus can't read any of them
             labels = (session.bucket.name, name if count == 1 else f"{name}#{count}", *rest)
             if labels not in seen:
                 break

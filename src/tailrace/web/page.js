@@ -1,5 +1,5 @@
 "use strict";
-/* What the pages share: words for figures, line charts of the last hour with marked events, and one request at a time.
+/* What the pages share: formatting of figures, line charts of the last hour with marked events, and one request at a time.
    Names and texts come from peers: they only ever become text, never markup. */
 const $ = id => document.getElementById(id);
 function count(n) { return Math.round(Number(n)).toLocaleString("en"); }
@@ -28,7 +28,7 @@ function make(tag, content, attributes = {}) {
   return made;
 }
 const tile = (name, value, bad) => make("div", [make("b", value, bad ? { class: "bad" } : {}), make("span", name, { class: "dim" })], { class: "tile" });
-/* What is drawn anew keeps the focus and the place to which somebody scrolled. */
+/* Replaces the content of an element, but keeps the focus and the scroll position. */
 function show(id, ...children) {
   const place = $(id), top = place.scrollTop, held = place.contains(document.activeElement) && document.activeElement.getAttribute("aria-label");
   place.replaceChildren(...children);
@@ -42,7 +42,7 @@ function verdict(problems, fine, waits) {
   box.textContent = problems.length ? problems.join(" ") : fine;
 }
 const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-/* Samples that were taken before the page was opened, and since. A counter that has become smaller is another process's. */
+/* Samples from before and after the page was opened. A counter that has become smaller belongs to a new process. */
 const past = { time: [] }, KEPT_S = 3600;
 let now = 0, began = 0, asked = 0;
 async function lookBack() {
@@ -63,15 +63,15 @@ const rate = name => line(name).map(([t, value], at, all) => {
   return [t, (value - all[at - 1][1]) / (t - all[at - 1][0])];
 }).slice(1);
 const HEIGHT = 150, charts = {};
-/* Steps of the axis for each way to write a figure: no axis says "1, 1, 0". */
+/* Steps of the axis for each format, so that no axis says "1, 1, 0". */
 const steps = {
   count: [1, 2, 5].flatMap(n => [...Array(13)].map((_, power) => n * 10 ** power)).sort((a, b) => a - b),
   bytes: [...Array(50)].map((_, power) => 2 ** power),
   seconds: [.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 3600, 7200, 14400, 43200, 86400, 172800, 604800],
 };
 /* A chart of lines over time, drawn by uPlot (see uPlot-license.txt). Series are {name, colour, points: [[t, value], ...]} with
-   the same times, marks are {t, text}. The caption has the newest figures, or those that somebody points at; what it says is
-   also there for whoever can't see lines. */
+   the same times, marks are {t, text}. The caption has the newest figures, or those under the pointer; the label has them for
+   people who can't see the lines. */
 function chart(id, title, series, marks, format) {
   const from = Math.max(now - $("span").value, began), figure = $(id);
   series = series.map(s => ({ ...s, points: s.points.filter(p => p[0] >= from) }));
@@ -134,7 +134,7 @@ async function every(ms, path, draw) {
       last = await answer.json();
       draw(last);
     } catch (error) {
-      verdict([`No answer: ${error.message}. What follows is what was known before.`], "");
+      verdict([`No answer: ${error.message}. The figures below are the last known.`], "");
     }
     await new Promise(done => setTimeout(done, document.hidden ? 5 * ms : ms));
   }

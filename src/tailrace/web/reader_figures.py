@@ -1,4 +1,4 @@
-"""The figures of a command that reads a bucket; asked for on the thread of the HTTP server."""
+"""The figures of a command that reads a bucket; all are read on a thread of the HTTP server."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["ReaderFigures"]
 
 _PATIENCE_S = 5.0
-"""An application that is busy for longer is shown as it was before."""
+"""How long to wait for a busy application, before its last known figures are shown."""
 _SAMPLE_PATIENCE_S = 1.0
-"""The same where nobody waits for the answer, and others may for their turn."""
+"""The same for samples: no user waits for these, but other requests may wait behind them."""
 
 
 class ReaderFigures:
-    """What is known of the reader of a bucket."""
+    """The figures of the reader of a bucket."""
 
     def __init__(self, command: str, bucket: str, clock: Clock = SYSTEM) -> None:
         self._command = command
@@ -37,14 +37,14 @@ class ReaderFigures:
         self._last: dict[str, Any] = {}
         self._behind = BehindSince(clock.monotonic())
         self._stands: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {})
-        """How far vbuckets were read, and how far they are."""
+        """By vbucket, the seqno that was read and the high seqno."""
 
     def watch(self, source: Source) -> None:
-        """The source is connected; called on its loop."""
+        """Set the source when it is connected; called on its loop."""
         self._source, self._loop = source, asyncio.get_running_loop()
 
     def why_not_ready(self) -> str:
-        """Empty: it reads."""
+        """Why it does not read; empty if it does."""
         figures = self.stats()
         if not figures:
             return "it is not connected yet"
@@ -52,14 +52,14 @@ class ReaderFigures:
         return "" if any(node["state"] == "open" for node in nodes) else "no node is connected"
 
     def sample(self) -> Sample:
-        """What the charts draw."""
+        """The figures that the charts draw."""
         figures = self.stats(_SAMPLE_PATIENCE_S)
         if not figures:
             return {}
         return {"changes": figures["changes"], "lag_changes": figures.get("lag_changes")}
 
     def stats(self, patience_s: float = _PATIENCE_S) -> dict[str, Any]:
-        """As one object; the last one known if the application does not come to answer."""
+        """The figures as one object; the last known one if the application does not answer in time."""
         loop = self._loop
         if loop is None or loop.is_closed():
             return self._last
@@ -89,7 +89,7 @@ class ReaderFigures:
         return figures
 
     def metrics(self, vbuckets: bool) -> FigureSheet:
-        """For Prometheus."""
+        """The figures for Prometheus."""
         sheet = FigureSheet((*READER, *READER_VBUCKETS) if vbuckets else READER)
         sheet.add("reader_info", 1, self._command, __version__)
         figures, bucket = self.stats(), self._bucket
