@@ -1,11 +1,11 @@
-"""Real parts for tests, Tailrace's own and everybody's: nodes that can be killed, rewound, cut off, slowed.
+"""Real nodes for tests, ours and yours, that can be killed, rewound, cut off and slowed down.
 
     with tailrace.testing.node(vbuckets=16) as node:
         node.set("user::1", {"name": "Ada"})
         reader = start_my_reader(node.url)
-        node.rewind(vbucket=3, to_seqno=100)        # as a failover that loses data
+        node.rewind(vbucket=3, to_seqno=100)        # like a failover that loses data
 
-In pytest the fixture ``tailrace_node`` is one of these; the plugin comes with the package.
+In pytest the fixture ``tailrace_node`` is such a node; the plugin comes with the package.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Files that fail: errors and kills at a chosen call, and a disk that loses power.
 
-`FaultyFiles` goes around any `Files` and asks a plan before each call that writes. `SimulatedDisk` keeps
-apart what was written and what is durable, as a disk with a cache does, and `power_cut` leaves what a real
-one may leave: of what was not synced, each sector may be there, may be missing or may be garbage, files may
-be shorter, and each name may be old or new. It takes one thing for granted: bytes that are synced stay, also
-when bytes behind them in the same sector are not (SQLite calls that powersafe overwrite).
+`FaultyFiles` wraps any `Files` and asks a plan before each call that writes. `SimulatedDisk` keeps apart what
+was written and what is durable, as a disk with a cache does, and `power_cut` leaves what a real one may
+leave: each sector that was not synced may be there, be missing or be garbage, files may be shorter, and each
+name may be old or new. It assumes one thing: synced bytes stay, even if bytes after them in the same sector
+are not synced (SQLite calls that powersafe overwrite).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PowerCut(BaseException):
 
 
 class Fault(NamedTuple):
-    """What happens in place of a call; for an append, also how many bytes are written first."""
+    """What happens instead of a call; for an append, also how many bytes are written first."""
 
     raises: BaseException | Callable[[], NoReturn]
     written: int = 0
@@ -66,28 +66,28 @@ def io_error() -> OSError:
 
 
 def kill_myself() -> NoReturn:
-    """SIGKILL, as the kernel's out-of-memory killer would."""
-    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows: at once, too
+    """SIGKILL this process, as the kernel's out-of-memory killer would."""
+    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # on Windows SIGTERM kills, too
     raise AssertionError("this process is dead")
 
 
 def at_call(number: int, fault: Callable[[int], Fault]) -> Plan:
-    """A plan that strikes once, at the n-th call; `fault` is told how many bytes that call would write."""
+    """A plan that strikes once, at the n-th call; ``fault`` gets how many bytes that call would write."""
     return lambda call, _name, _path, size: fault(size) if call == number else None
 
 
 class FaultyFiles:
-    """Another tree of files, with a plan of what goes wrong."""
+    """Wraps a tree of files, with a plan of what goes wrong."""
 
     def __init__(self, inner: Files, plan: Plan | None = None, *, syncs: bool = True) -> None:
         self.inner = inner
         self.plan = plan
-        self.syncs = syncs  # False: don't wait for the disk; a kill of the process can't tell the difference
+        self.syncs = syncs  # False: don't wait for the disk, which makes no difference to a killed process
         self.calls = 0
         self.trace: list[tuple[str, str]] = []
 
     def strike(self, name: str, path: str, size: int = 0) -> Fault | None:
-        """Count a call; what goes wrong with it."""
+        """Count a call; the fault that strikes it, if any."""
         self.calls += 1
         self.trace.append((name, path))
         return self.plan(self.calls, name, path, size) if self.plan is not None else None
@@ -182,16 +182,16 @@ class FaultyFile:
 
 
 class _Blocks(bytearray):
-    """The bytes of a file, which somebody can count for as long as they are there."""
+    """The bytes of a file; a weak reference lets the disk count them while they exist."""
 
     __slots__ = ("__weakref__",)
 
 
 class SmallDisk(MemoryFiles):
-    """A disk in memory with room for so many bytes; ``foreign_bytes`` are somebody else's.
+    """A disk in memory with room for ``capacity`` bytes, of which others use ``foreign_bytes``.
 
-    As on a real one a file takes whole blocks, what does not fit is written as far as it does, a name takes
-    no room, and a file that was removed takes its room for as long as somebody has it open.
+    As on a real disk, a file takes whole blocks, data is written as far as it fits, a name takes no room, and
+    a removed file takes its room until it is closed.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -217,7 +217,7 @@ class SmallDisk(MemoryFiles):
 
 
 class SmallDiskFile(MemoryFile):
-    """A file on it that is open."""
+    """An open file on a small disk."""
 
     __slots__ = ("_disk",)
 
@@ -246,7 +246,7 @@ class Inode:
     """What a name leads to."""
 
     data: bytearray = field(default_factory=bytearray)
-    synced: int = 0  # so many bytes are durable ...
+    synced: int = 0  # this many bytes are durable ...
     holes: list[tuple[int, int]] = field(default_factory=list)  # ... except these, whose sync failed
 
 
@@ -269,7 +269,7 @@ class SimulatedFile:
         self._node.synced = len(self._node.data)
 
     def lose_unsynced(self) -> None:
-        """A sync failed. As on Linux, the next one succeeds without writing these bytes."""
+        """Let a sync fail. As on Linux, the next one succeeds without writing these bytes."""
         node = self._node
         if node.synced < len(node.data):
             node.holes.append((node.synced, len(node.data)))
@@ -343,10 +343,10 @@ class SimulatedDisk:
         self._change({path: None})
 
     def make_directory(self, path: str) -> None:
-        """A directory is there as soon as a file is in it."""
+        """Do nothing: a directory is there while a file is in it."""
 
     def remove_directory(self, path: str) -> None:
-        """... and goes with its last file."""
+        """Do nothing: a directory goes with its last file."""
 
     def sync_directory(self, path: str) -> None:
         self._apply([change for change in self._changes if change[0] == path])
@@ -367,7 +367,7 @@ class SimulatedDisk:
                     self._durable[path] = node
 
     def power_cut(self, rng: random.Random) -> SimulatedDisk:
-        """The disk as it is afterwards."""
+        """The disk after a power cut."""
         self._apply([change for change in self._changes if rng.random() < 0.5])
         disk = SimulatedDisk()
         for path, node in self._durable.items():

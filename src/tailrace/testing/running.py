@@ -1,4 +1,4 @@
-"""A real node in a thread of this process, with handles for what may go wrong with one."""
+"""A real node in a thread of this process, with methods to make things go wrong."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ T = TypeVar("T")
 class RunningNode:
     """A node on a socket of 127.0.0.1, from ``with`` to the end of its block.
 
-    Documents live in memory that outlives `kill` and `restart` as a disk would: what was not flushed is lost.
-    With ``data`` they live in that directory. ``users`` are name to password; without any, nobody has to log
-    in. ``settings`` are those of ``tailrace serve --set``.
+    Documents live in memory that survives `kill` and `restart` as a disk would: what was not flushed is lost.
+    With ``data`` they live in that directory. ``users`` maps names to passwords; without any, no login is
+    needed. ``settings`` are those of ``tailrace serve --set``.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RunningNode:
 
     @property
     def url(self) -> str:
-        """Its connection string."""
+        """The connection string of the node."""
         return f"couchbase://{self.host}:{self.port}/{self.bucket}"
 
     # life
@@ -97,7 +97,7 @@ class RunningNode:
         _let_go(self._kept)
 
     def start(self) -> None:
-        """Open the store and serve it, on the port that it had before if it had one."""
+        """Open the store and serve it, on the same port as before if it ran already."""
         if self._thread is not None:
             return
         ready: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -111,15 +111,15 @@ class RunningNode:
             raise
 
     def stop(self) -> None:
-        """A clean stop."""
+        """Stop the node cleanly."""
         self._end(lambda server: server.stop())
 
     def kill(self) -> None:
-        """Gone from one moment to the next: connections break, what is not on disk is lost."""
+        """Stop the node as SIGKILL would: connections break, and what is not on disk is lost."""
         self._end(lambda server: server.kill())
 
     def restart(self) -> None:
-        """A clean stop and a new start, on the same port and data."""
+        """Stop cleanly and start again, on the same port and data."""
         self.stop()
         self.start()
 
@@ -162,10 +162,10 @@ class RunningNode:
         self.tls_port = server.node.address.tls_port
 
     def _listen(self, port: int) -> list[socket.socket]:
-        """On a port that is ours from now on, also while we don't run.
+        """Listen on a port and keep it, even while the node is stopped.
 
-        A socket keeps it that is bound and does not listen: Linux gives such a port to nobody who wants any
-        free one, and lets in who asks for it by its number.
+        A socket that is bound and does not listen keeps the port: Linux never gives it to a process that asks
+        for any free port, but lets us bind it by its number.
         """
         if sys.platform == "linux" and port not in self._kept:
             keeper = socket.socket()
@@ -214,12 +214,12 @@ class RunningNode:
     # documents
 
     def vbucket_of(self, key: str | bytes) -> int:
-        """Where a key belongs."""
+        """The vbucket of a key."""
         raw = key.encode() if isinstance(key, str) else key
         return ((crc32(raw) >> 16) & 0x7FFF) % self.vbuckets
 
     def set(self, key: str | bytes, value: Any, *, expiry: int = 0, vbucket: int | None = None) -> Written:
-        """Write a document: bytes as they are, everything else as JSON. ``expiry`` is in unix seconds."""
+        """Write a document: bytes as they are, everything else as JSON. ``expiry`` is in Unix seconds."""
         raw, datatype = self._stored(value)
         return self._on(key, vbucket, lambda vb, full: vb.set(full, raw, 0, expiry, datatype))
 
@@ -242,7 +242,7 @@ class RunningNode:
         return checked_value(raw, 0, self.settings)
 
     def get(self, key: str | bytes, *, vbucket: int | None = None) -> Any:
-        """A document: JSON as what it means, everything else as bytes; None if there is none."""
+        """A document: JSON as a Python value, everything else as bytes; None if there is none."""
         frame = self._on(key, vbucket, lambda vb, full: vb.get(full))
         if frame is None:
             return None
@@ -303,9 +303,9 @@ class RunningNode:
         takeover: bool = False,
         dialect: str = "dcp",
     ) -> None:
-        """Receive these vbuckets from another node from now on, or (None) from nobody any more.
+        """Receive these vbuckets from another node from now on; with None stop receiving them.
 
-        A vbucket that is not here, or is active, becomes a replica. Other vbuckets are received as before.
+        A vbucket that is not here, or is active or dead, becomes a replica. Other vbuckets are not affected.
         The node asks for them in a dialect that has requests: ``dcp``, ``upr-a`` or ``upr-b``.
         """
         flags = int(AddStreamFlag.TAKE_OVER) if takeover else 0
@@ -343,7 +343,7 @@ class RunningNode:
         self._exclusively(act)
 
     def _exclusively(self, act: Callable[[ServedBucket], None]) -> None:
-        """Run something on the node's thread while no job is under way."""
+        """Run something on the node's thread while no job is running."""
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
 
         def begin(node: Node) -> None:
@@ -369,11 +369,11 @@ class RunningNode:
         self._wait(lambda bucket, done: bucket.work.after_flush(done))
 
     def stop_persistence(self) -> None:
-        """From now on nothing gets to disk: a `kill` loses it."""
+        """Write nothing to disk from now on: a `kill` loses it."""
         self.call(lambda node: setattr(node.buckets[self.bucket].store, "persistence", False))
 
     def start_persistence(self) -> None:
-        """Write to disk again, also what has piled up."""
+        """Write to disk again, including what has piled up."""
         self.call(lambda node: setattr(node.buckets[self.bucket].store, "persistence", True))
         self.persist()
 
@@ -384,7 +384,7 @@ class RunningNode:
         drop_tombstones: bool = False,
         purge_before_seqno: int = 0,
     ) -> None:
-        """Compact one vbucket or all; with dropped tombstones the purge seqno rises."""
+        """Compact one vbucket or all; dropping tombstones raises the purge seqno."""
         compaction = Compaction(
             vbuckets=None if vbucket is None else [vbucket],
             purge_before_seqno=purge_before_seqno,
@@ -393,7 +393,7 @@ class RunningNode:
         self._wait(lambda bucket, done: bucket.work.compact(compaction, done))
 
     def slow_disk(self, seconds: float) -> None:
-        """From now on every commit and every merge takes this much longer."""
+        """Make every commit and every merge take this much longer from now on."""
         self._running()[0].slow_disk_s = seconds
 
     def _wait(self, begin: Callable[[ServedBucket, Callable[[StoreError | None], None]], None]) -> None:
@@ -411,7 +411,7 @@ class RunningNode:
     # connections
 
     def cut_after(self, sent_bytes: int | None) -> None:
-        """From the next connection on: break it when that many bytes were sent on it. None: no more."""
+        """Break each new connection after this many bytes were sent on it; None stops that."""
         self._running()[0].cut_after = sent_bytes
 
     def drop_connections(self) -> None:
@@ -425,7 +425,7 @@ class RunningNode:
         self.call(act)
 
     def refuse_logins(self, *, refuse: bool = True) -> None:
-        """From the next connection on: nobody's password is right."""
+        """Refuse every login on new connections; with ``refuse=False`` accept them again."""
 
         def act(node: Node) -> None:
             node.needs_login = refuse or bool(self._users)
@@ -453,7 +453,7 @@ def _vbucket(bucket: ServedBucket, at: int) -> VBucket:
 
 
 class _Server(Server):
-    """The real pump, with faults."""
+    """The real server, with faults."""
 
     slow_disk_s = 0.0
     cut_after: int | None = None
@@ -468,9 +468,9 @@ class _Server(Server):
         super().run(job)
 
     async def kill(self) -> None:
-        """As `stop`, but nothing is written any more.
+        """Stop without writing anything more.
 
-        Jobs that run are waited for: a thread can't be killed, and it is as if the kill had come a little
+        Running jobs are waited for, since a thread can't be killed: it is as if the kill had come a little
         later.
         """
         await self.close_sockets()
@@ -481,7 +481,7 @@ class _Server(Server):
 
 
 class _CutConnection(ServerConnection):
-    """A connection that breaks at a given byte of what it sends."""
+    """A connection that breaks after sending a given number of bytes."""
 
     def __init__(self, server: Server, *, tls: bool, link: Upstream | None, cut_after: int) -> None:
         super().__init__(server, tls=tls, link=link)
@@ -498,14 +498,14 @@ class _CutConnection(ServerConnection):
 
 
 async def _close_late(server: _Server | None) -> None:
-    """Whoever was accepted while the node stopped is closed too: nobody is left to do it later."""
-    # A task that is ended before its first turn never gets to close the socket that it was made for.
+    """Close connections that were accepted while the node stopped: nothing else will close them later."""
+    # A task that is cancelled before its first turn never closes the socket that it was made for.
     await asyncio.sleep(0)
     late = asyncio.all_tasks() - {asyncio.current_task()}
     for task in late:
         task.cancel()
     await asyncio.gather(*late, return_exceptions=True)
-    for _ in range(5):  # what is made and closed is so by callbacks of callbacks
+    for _ in range(5):  # connections are made and closed by callbacks of callbacks
         for connection in list(server.connections) if server is not None else ():
             connection.abort()
         await asyncio.sleep(0)
