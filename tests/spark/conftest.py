@@ -52,8 +52,8 @@ def no_leaked_queries(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Run a test once more, with new fixtures and all of its time, if Spark gave up on a Python process that
-    was slow to start. The summary says of which tests that is true.
+    """Run a test once more, with new fixtures and its full time, if Spark gave up on a Python process that
+    was slow to start. The summary names these tests.
     """
     if item.get_closest_marker("spark") is None:
         return None
@@ -73,7 +73,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def _give_all_its_time(item: pytest.Item) -> None:
-    """A failure ends what pytest-timeout does for a test."""
+    """Restart the timer of pytest-timeout, which a failure ends."""
     settings = pytest_timeout._get_item_settings(item)
     if settings.timeout and not settings.func_only:
         item.config.hook.pytest_timeout_set_timer(item=item, settings=settings)

@@ -19,9 +19,9 @@ PATIENCE_S = 180.0
 
 @contextmanager
 def connect_server(directory: Path, python: str = sys.executable) -> Iterator[str]:
-    """The server of the Spark that ``python`` has; its ``sc://`` address.
+    """The ``sc://`` address of a server of the Spark that ``python`` has.
 
-    Its workers run the `tailrace-python` beside ``python``, as those of a server should.
+    Its workers run the `tailrace-python` beside ``python``, as the workers of a server should.
     """
     reserved = ReservedPort()
     programs = Path(python).parent

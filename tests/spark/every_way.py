@@ -1,4 +1,4 @@
-"""What every session must do, however it was made. A program: Spark keeps one kind of session a process.
+"""What every session must do, however it was made. A program: Spark has one kind of session per process.
 
 ``every_way.py DIR [sc://HOST:PORT]``: mirror, rollback and `verify` (`core_scenario`), `ts.table`, a typed
 table, the source as a batch and as a stream, the change log, the handle. Its last line is Spark's version.
@@ -26,7 +26,7 @@ PATIENCE_S = 240.0
 
 
 def tell_progress(spark: Any) -> None:
-    """Whoever runs a job is told of each piece."""
+    """The caller of a job is told of each piece that is done."""
     jobs, done = SparkJobs(spark, "tailrace-progress"), set[int]()
     answers = jobs.run(abs, [-5, -6, -7, -8, -9], "five numbers", done.add)
     assert sorted(answers) == [5, 6, 7, 8, 9] and done == set(range(5)), (answers, done)

@@ -1,7 +1,7 @@
 """A job for spark-submit on a cluster: ``executor_kill.py DIR``.
 
-A task of the mirror ends the JVM of its executor by SIGKILL when it has written all its files, in a round
-that rolls back too. Spark runs what was lost once more; the table must be equal."""
+A task of the mirror kills the JVM of its executor when it has written all its files, in a round that also
+rolls back. Spark repeats what was lost; the table must be equal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXECUTOR = "CoarseGrainedExecutorBackend"
 
 
 class KillsItsExecutor(RoundTask):
-    """The executors' half of a round; the first task of a run that has an answer ends there."""
+    """The executors' half of a round; the first task of a run kills its executor instead of answering."""
 
     def __call__(self, ranges: Mapping[int, Range]) -> TaskAnswer:
         answer = super().__call__(ranges)

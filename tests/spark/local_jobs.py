@@ -10,7 +10,7 @@ from tailrace.spark.rounds.jobs import OnDone, Work
 
 
 class LocalJobs:
-    """Runs what an executor would run, here and at once."""
+    """Runs what an executor would run, here and immediately."""
 
     parallelism = 3
 

@@ -1,9 +1,8 @@
-"""A second, naive reader: what a bucket holds, and what a table holds, with nothing of the pipeline's own
-code.
+"""A second, naive reader: what a bucket holds, and what a table holds, without any code of the pipeline.
 
-The bucket is read over a plain socket with `struct`: one DCP stream a vbucket from the beginning, frame
-by frame into a dict. The table is read with delta-rs, which knows nothing of us. `verify` and this reader
-must agree.
+The bucket is read over a plain socket with `struct`: one DCP stream per vbucket from the beginning, frame by
+frame into a dict. The table is read with delta-rs, which knows nothing of us. `verify` and this reader must
+agree.
 """
 
 from __future__ import annotations

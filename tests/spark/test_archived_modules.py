@@ -1,4 +1,4 @@
-"""Archives on the path stay what they are to Python, with fewer of its finders."""
+"""Python still imports from archives on the path after some of its finders were dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The change log beside a mirror: every change once, and what is still true is the bucket."""
+"""The change log beside a mirror: every change once, and the live changes lead to the bucket."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Run:
         return [row for row in self.arrow().to_pylist() if row["op"] != "system"]
 
     def check(self) -> None:
-        """No change stands twice; table and bucket are equal; what is true of the log leads to the bucket."""
+        """No change is logged twice; table and bucket are equal; the live changes lead to the bucket."""
         bucket = bucket_state("127.0.0.1", self.node.port)
         assert table_state(self.table) == bucket
         rows = self.rows()
@@ -105,7 +105,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def lose_some(run: Run) -> dict[int, int]:
-    """Changes, of which a failover loses those after the second; where that was."""
+    """Make changes, of which a failover loses the last ones; the seqnos before those."""
     run.fill(range(40), "first")
     run.once()
     marks = {vbucket: run.node.high_seqno(vbucket) for vbucket in range(4)}
@@ -134,7 +134,7 @@ def test_changes_stand_once_and_what_was_taken_back_is_marked(run: Run) -> None:
 
 
 def test_a_round_reads_again_all_that_stands_in_the_log(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the next one, which goes on from where this one ends, it would be taken for new."""
+    """The next round goes on from the end of this one, and would take the rest for new."""
     for number in range(3):
         run.node.set(f"k{number}", {"first": number}, vbucket=0)
     run.once()
@@ -233,7 +233,7 @@ def test_changes_go_after_their_time(run: Run) -> None:
 
 
 def test_a_rollback_is_told_as_long_as_what_it_took_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The changes that come with it may be older than those that it took back, and go before them."""
+    """Changes that are logged with a rollback may be older than those it took back, and expire first."""
     monkeypatch.setattr("tailrace.spark.rounds.housekeeping.LOG_POLICY", CompactionPolicy(tier_files=1000))
     vbucket = run.node.vbucket_of("k1")
     run.fill(range(1, 2), "older")

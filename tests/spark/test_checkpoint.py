@@ -1,4 +1,4 @@
-"""A checkpoint that is damaged: the file by name and what to do, where Spark says neither."""
+"""A damaged checkpoint: the error names the file and says what to do; Spark's does neither."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ _PATIENCE_S = 120.0
 
 @contextmanager
 def cluster(directory: Path, hidden: Sequence[Path] | None = None) -> Iterator[str]:
-    """A master and two workers of one core each, with another working directory and another PATH than the
-    driver's; the master's URL.
+    """The URL of a master with two workers of one core each, whose working directory and PATH differ from the
+    driver's.
 
-    With ``hidden`` they know no module of ours, and see nothing in these folders.
+    With ``hidden`` they have no module of ours, and see nothing in these folders.
     """
     prepare_environment()
     import pyspark
@@ -91,7 +91,7 @@ def cluster(directory: Path, hidden: Sequence[Path] | None = None) -> Iterator[s
 
 
 def _hiding(folders: Sequence[Path]) -> list[str]:
-    """What a command begins with that is to see these folders empty."""
+    """The beginning of a command that is to see these folders empty."""
     if not folders:
         return []
     mounts = " && ".join(f"mount -t tmpfs none {shlex.quote(str(folder))}" for folder in folders)

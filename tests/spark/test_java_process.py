@@ -1,4 +1,4 @@
-"""A Java process that is gone is said to be gone; other refused connections are not blamed on it."""
+"""A Java process that is gone is reported as gone; other refused connections are not blamed on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tailrace.spark.rounds.mirror import _is_passing
 
 
 def refused_by_java() -> Exception:
-    """What py4j lets through where its connection is refused; its own leaves a socket open in tests."""
+    """The error of a refused connection, as from py4j, which itself would leave a socket open in tests."""
     inside: dict[str, Any] = {"__name__": "py4j.clientserver"}
     exec("def connect(): raise ConnectionRefusedError(111, 'Connection refused')", inside)
     with pytest.raises(ConnectionRefusedError) as caught:
@@ -96,7 +96,7 @@ def test_one_that_ended_by_itself_has_said_why(monkeypatch: pytest.MonkeyPatch) 
 def test_what_it_said_before_is_not_why_a_signal_ended_it(
     monkeypatch: pytest.MonkeyPatch, end: str, told: str
 ) -> None:
-    """Java takes SIGTERM itself, and ends with 143: that was said to be because of the last exception."""
+    """Java catches SIGTERM and exits with 143, which has nothing to do with its last exception."""
     monkeypatch.setattr(java_process, "_stderr", [])
     with tempfile.TemporaryFile() as stderr:
         code = f"import os; os.write(2, b'java.io.IOException: of a task, hours ago\\n'); {end}"

@@ -48,7 +48,7 @@ def test_every_piece_is_told_and_the_thread_keeps_its_own_names(spark: Any) -> N
 
 
 def descriptions(context: Any) -> set[str]:
-    """What Spark's pages call the jobs that there were."""
+    """The names of past jobs on Spark's pages."""
     jobs = context._jsc.sc().statusStore().jobsList(None)
     told = (jobs.apply(number).description() for number in range(jobs.size()))
     return {each.get() for each in told if each.isDefined()}
@@ -57,7 +57,7 @@ def descriptions(context: Any) -> set[str]:
 def test_the_jobs_of_a_mirror_say_what_they_are(spark: Any, tmp_path: Path) -> None:
     table = str(tmp_path / "table")
     with tailrace.testing.node(vbuckets=4) as node:
-        for number in range(24):  # small files are worth a compaction; without Spark they are made sooner
+        for number in range(24):  # enough small files for a compaction; without Spark they are made faster
             node.set(f"k{number}", {"n": number})
             made = build_mirror(
                 LocalJobs(), node.url, table, once=True, maintenance=False, in_background=False

@@ -1,4 +1,4 @@
-"""How far a query is behind, and how it is told."""
+"""How far a query is behind, and how that is reported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_time_that_is_left() -> None:
 
 
 def test_a_mirror_tells_a_listener_the_same_figures(tmp_path: Path) -> None:
-    """It is no streaming query, and Spark's listeners never hear of it."""
+    """A mirror is not a streaming query, so Spark's listeners never hear of it."""
     heard: list[Lag] = []
     listener = LagListener(heard.append)
     with tailrace.testing.node(vbuckets=4) as node:
@@ -110,7 +110,7 @@ def test_a_listener_hears_of_every_batch_of_a_query(spark: Any, tmp_path: Path) 
             changed.notify_all()
 
     def own() -> list[Lag]:
-        """A listener also hears what was not delivered yet of queries that ended before it was there."""
+        """Our query's reports: a listener also gets late ones of queries that ended before it was added."""
         return [lag for lag in heard if lag.query == query.name]
 
     listener = LagListener(hear)

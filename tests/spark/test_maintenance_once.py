@@ -26,7 +26,7 @@ def node() -> Iterator[Any]:
 
 
 def mirrored(node: Any, table: str, rounds: int) -> None:
-    """A table of many small files, that nobody has maintained."""
+    """A table of many small files without any maintenance."""
     for number in range(rounds):
         node.set(f"k{number}", {"n": number})
         made = build_mirror(LocalJobs(), node.url, table, once=True, maintenance=False, in_background=False)

@@ -1,4 +1,4 @@
-"""No Python worker of a mirror on a real Spark needs a gibibyte, whatever a vbucket or a value holds."""
+"""No Python worker of a mirror on a real Spark needs a gibibyte, however large a vbucket or a value is."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def node(folder: Path) -> Iterator[str]:
 
 
 class MemoryWatch:
-    """The most that the Python processes below one ever held; Java's is the user's to set."""
+    """The peak memory of the Python processes below a process; Java's is a setting of the user's."""
 
     def __init__(self, driver: int) -> None:
         self._driver = driver

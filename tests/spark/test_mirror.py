@@ -45,7 +45,7 @@ def fill(node: Any, count: int, step: int = 1, what: str = "v") -> None:
 
 
 def wait_until_equal(query: Any, node: Any, table: str) -> None:
-    """Where a mirror that runs on comes to."""
+    """Wait until a running mirror's table equals the bucket."""
     deadline = time.monotonic() + _PATIENCE_S
     while table_state(table) != bucket_state("127.0.0.1", node.port):
         assert query.isActive, query.exception()

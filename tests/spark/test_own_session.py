@@ -1,4 +1,4 @@
-"""Sessions that somebody else made: what is missing in them is said, with what to set."""
+"""Sessions that users made themselves: errors say what is missing in them, and what to set."""
 
 from __future__ import annotations
 

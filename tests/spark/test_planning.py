@@ -119,7 +119,7 @@ def test_a_task_reads_from_one_node() -> None:
 
 
 def test_a_first_load_keeps_neighbours_together_whoever_has_them() -> None:
-    """Files of different tasks would overlap, and those of a first load are taken for ones that don't."""
+    """Otherwise files of different tasks would overlap, and those of a first load must not."""
     homes = {vbucket: f"node {vbucket % 3}" for vbucket in range(64)}
     tasks = divided(ranges(*[10_000] * 64), homes, 4, fresh=set(range(48)))
     whole = [task for task in tasks if min(task) < 48]

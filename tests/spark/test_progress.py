@@ -1,4 +1,4 @@
-"""What a mirror says of a round while it goes on."""
+"""What a mirror reports about a round while it goes on."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_status_of_a_handle() -> None:
 
 
 class WatchedJobs(LocalJobs):
-    """Notes what the mirror says of itself when a task has ended."""
+    """Notes what the mirror reports when a task has ended."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def test_a_first_load_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_what_tasks_tell_by_an_accumulator() -> None:
-    """Late attempts of a run that is over are heard by nobody; tasks get no more than they need."""
+    """Late attempts of a run that is over are ignored; tasks get no more than they need."""
     listener = _Listener()
     done: list[int] = []
     listener.waiting[4] = done.append

@@ -1,4 +1,4 @@
-"""What ``tailrace.spark`` gives is what it says, also when its modules are loaded already."""
+"""The names of ``tailrace.spark`` are what it declares, even if its modules are loaded already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark's Python processes take its modules from where they are compiled, if they are the same ones."""
+"""Spark's Python processes use the compiled modules of the installed pyspark, if they are the same."""
 
 from __future__ import annotations
 

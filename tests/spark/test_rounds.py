@@ -121,7 +121,7 @@ JSON_SECONDS = {"plan", "read", "write", "commit", "maintain", "compaction"}
 
 
 def test_what_scripts_are_told_of_each_commit(node: Any, table: MemoryTable) -> None:
-    """The fields of `--json`, which `handle.lastProgress` has too: none is renamed or lost unnoticed."""
+    """The fields of `--json`, which `handle.lastProgress` has too: renaming or losing one is noticed."""
     fill(node, 100)
     marks = {vbucket: node.high_seqno(vbucket) for vbucket in range(VBUCKETS)}
     said = once(node, table)
@@ -154,8 +154,8 @@ def test_a_first_load_needs_no_compaction(
     table: MemoryTable, monkeypatch: pytest.MonkeyPatch, nodes: int
 ) -> None:
     """Its files hold neighbours and don't overlap, however many vbuckets there are and in whatever order a
-    server sends them: otherwise all of the table is written again by the next rounds. It is divided among
-    tasks, and nodes have every third vbucket each.
+    server sends them: otherwise the next rounds would rewrite the whole table. The load is divided among
+    tasks, and each node has every third vbucket.
     """
     monkeypatch.setattr(planning, "_TASK_CHANGES", 500)
     look = BucketWatch.look
@@ -213,7 +213,7 @@ def test_a_failover_that_loses_changes(
 
 
 def test_durable_writes_and_a_failover(node: Any, table: MemoryTable) -> None:
-    """One is undecided when a round ends; its commit is taken back, and it is committed again."""
+    """A write is undecided when a round ends; its commit is taken back, and it is committed again."""
     framing = encode_frame_infos([Durability(DurabilityLevel.MAJORITY, 60_000).encode()])
 
     def place(number: int) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def test_durable_writes_and_a_failover(node: Any, table: MemoryTable) -> None:
 
 
 def test_a_rollback_is_noticed_where_nothing_else_is_new(node: Any, table: MemoryTable) -> None:
-    """The new branch comes to the very seqno at which the table stands on the old one."""
+    """The new branch reaches exactly the seqno at which the table stands on the old one."""
     node.set("a", {"n": 1}, vbucket=3)
     once(node, table)
     node.set("b", {"n": 2}, vbucket=3)
@@ -275,7 +275,7 @@ class StandingClock:
 def test_failover_logs_are_not_asked_for_every_round(
     node: Any, table: MemoryTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The node checks the branch of each stream; when it refuses one, or anything is to go back, the mirror
+    """The node checks the branch of each stream; if it refuses one, or any vbucket would go back, the mirror
     asks for the logs before it decides.
     """
     looks = []
@@ -345,8 +345,8 @@ def test_a_round_that_is_cancelled_is_not_called_a_failure(
 def test_a_failover_that_the_table_furthest_behind_does_not_notice(
     node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The node checks where a stream begins. A table that is further has what lies beyond left out, and where
-    it stands may have been taken back since the failover logs were asked for.
+    """The node only checks where a stream begins. A table that is further leaves out what it has, but its
+    position may have been taken back since the failover logs were asked for.
     """
     ahead, behind = MemoryTable(tmp_path / "ahead"), MemoryTable(tmp_path / "behind")
     log = MemoryTable(tmp_path / "log", CHANGES_SCHEMA)
@@ -414,7 +414,7 @@ def test_a_vbucket_is_read_anew_until_that_is_committed(
 def test_what_is_read_anew_is_so_in_every_table(
     node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the bucket has nothing, and the commit of the second table is refused."""
+    """Even if the bucket has nothing, and the commit of the second table is refused."""
     first, second = MemoryTable(tmp_path / "first"), MemoryTable(tmp_path / "second")
     node.set("a", {"n": 1}, vbucket=2)
     once(node, first, second)
@@ -516,8 +516,8 @@ def test_a_table_that_was_left_behind_catches_up_alone(node: Any, tmp_path: Path
 def test_a_purge_is_not_missed_where_somebody_else_begins_at_0(
     node: Any, table: MemoryTable, tmp_path: Path, newcomer: str
 ) -> None:
-    """A stream from the beginning is given to everybody: it says nothing of deletions that are purged, and
-    so nothing to a table that is further.
+    """A server always allows a stream from the beginning, which lacks purged deletions: so it is of no use to
+    a table that is further.
     """
     fill(node, 64)
     once(node, table)

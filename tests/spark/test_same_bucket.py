@@ -1,4 +1,4 @@
-"""A bucket that was deleted and made again under its name: nothing goes on with it unasked."""
+"""A bucket that was deleted and made again under its name: nothing goes on with it unless told to."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Documents whose fields appear, vanish and change their type, with rollbacks: every row right or rescued.
 
-The bucket is read over a plain socket and the table by polars and delta-rs; what a row must be is said by the
-loop below, which knows JSON and nothing of our parser.
+The bucket is read over a plain socket and the table by polars and delta-rs; the loop below decides what a row
+must be, and uses nothing of our parser.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ODD = [b"", b"no json", b"\xff\xfe", b"[1,2]", b'{"id":1,"id":2}', b'{"id":NaN}'
 
 
 class Writer:
-    """Somebody who changes his mind about what a field is."""
+    """Writes documents whose fields change their types."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -82,7 +82,7 @@ class Writer:
 
 
 def is_nothing(value: Any) -> bool:
-    """Nulls and what has nothing but nulls in it: such a field need not have a column."""
+    """Whether a value is null or has only nulls in it: such a field need not have a column."""
     if isinstance(value, dict | list):
         return all(map(is_nothing, value.values() if isinstance(value, dict) else value))
     return value is None

@@ -57,7 +57,7 @@ def test_without_a_place_it_is_the_users_own(tmp_path: Path, monkeypatch: pytest
 
 
 def test_what_is_somebody_elses_stays(tmp_path: Path) -> None:
-    """A place may be any directory of the user's, whatever is in it."""
+    """A place may be any directory of the user's, with other files in it."""
     for name in ("run-2024", "run-of-mine", "spool-of-wire"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "precious").write_bytes(b"x")

@@ -1,4 +1,4 @@
-"""Secrets of a bucket and of an object store are in nothing that we show, log or write."""
+"""No secret of a bucket or of an object store is in anything that we show, log or write."""
 
 from __future__ import annotations
 

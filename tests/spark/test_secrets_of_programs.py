@@ -1,4 +1,4 @@
-"""Secrets are in nothing that programs print, serve, log, keep or show of themselves: all is searched."""
+"""No secret is in anything that programs print, serve, log, keep or show: everything is searched."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class Search:
     def look_below(self, folder: Path, *, but: set[Path] | frozenset[Path] = frozenset()) -> None:
         for path in sorted(folder.rglob("*")):
             if path not in but and path.is_file() and not path.is_symlink():
-                with contextlib.suppress(FileNotFoundError):  # Spark has files of moments
+                with contextlib.suppress(FileNotFoundError):  # some of Spark's files are short-lived
                     self.look(str(path.relative_to(folder)), path.read_bytes())
 
 
 def look_at_processes(search: Search, pid: int) -> set[str]:
-    """The command lines of a process and all below it; what is above them is the test. Who they are."""
+    """Search the command lines of a process and all below it; the names of these processes."""
     names = set()
     for process in [pid, *below(pid)]:
         with contextlib.suppress(OSError):
@@ -109,7 +109,7 @@ class Programs:
         return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TAILRACE_PASSWORD": PASSWORD}
 
     def run(self, *words: object, code: int = 0, more: dict[str, str] | None = None) -> str:
-        """A command until its end: all that it said."""
+        """Run a command to its end; everything that it printed."""
         done = subprocess.run(
             self.command(*words),
             env=self.environment | (more or {}),
@@ -297,7 +297,7 @@ spark.stop()
 
 @pytest.mark.slow
 def test_all_that_spark_prints_and_keeps(tmp_path: Path) -> None:
-    """What people see who look for what Spark does: plans, logs, the event log, checkpoints."""
+    """Everything in which people look for what Spark does: plans, logs, the event log, checkpoints."""
     search = Search(tuple(text.encode() for text in (PASSWORD, ACCESS, SECRET, TOKEN)))
     (tmp_path / "events").mkdir()
     with moto_server() as store, tailrace.testing.node(vbuckets=4, users={"app": PASSWORD}) as node:

@@ -39,7 +39,7 @@ DOCUMENTS = 64
 
 @dataclass
 class Reading:
-    """What a read gave, and what it took."""
+    """What a read returned, and what it cost."""
 
     rows: pa.Table
     streams: int
@@ -149,7 +149,7 @@ def test_a_collection_is_filtered_by_the_node_where_that_gives_the_same_rows(nod
     streamed = read(node, orders, mutations)
     assert streamed.rows.num_rows == DOCUMENTS and set(streamed.rows["scope"].to_pylist()) == {"shop"}
     assert streamed.left_node < DOCUMENTS * 2000 / 3
-    # system rows also tell of collections that are gone, which the node can't be asked for
+    # system rows are also about collections that are gone, which can't be requested from the node
     with_system = read(node, orders)
     assert set(with_system.rows["op"].to_pylist()) == {"mutation", "system"}
     assert set(with_system.rows["collection"].to_pylist()) == {"orders"}
@@ -159,7 +159,7 @@ def test_a_collection_is_filtered_by_the_node_where_that_gives_the_same_rows(nod
 
 
 def test_a_session_without_filter_pushdown_may_use_the_reader() -> None:
-    """Spark refuses readers with a `pushFilters` of their own unless a setting is on; it looks at this."""
+    """Spark refuses readers with a `pushFilters` of their own unless a setting is on; this is its check."""
     reader = BatchReader({"connectionString": "couchbase://127.0.0.1"})
     assert getattr(reader.pushFilters, "__func__", None) is DataSourceReader.pushFilters
 

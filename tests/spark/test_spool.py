@@ -67,7 +67,7 @@ def test_what_is_gathered_becomes_one_segment(tmp_path: Path) -> None:
 def test_rows_go_to_their_partition_in_order(
     runs: list[tuple[int, int]], tail: list[int], cuts: list[int]
 ) -> None:
-    """Long runs are handed on, short ones are copied together: neither is to be seen."""
+    """Long runs are passed on, short ones are copied together: the result is the same."""
     vbuckets = [vbucket for vbucket, count in runs for _ in range(count)] + tail
     columns = {"vbucket": pa.array(vbuckets, pa.int32()), "seqno": pa.array(range(len(vbuckets)), pa.int64())}
     rows = pa.RecordBatch.from_arrays(
@@ -180,8 +180,8 @@ def test_changes_reach_the_spool_without_pandas(tmp_path: Path) -> None:
 
 
 def test_tasks_and_planning_do_without_the_client(tmp_path: Path) -> None:
-    """Both get the stream's reader as a pickle, and hand on at most what lies in files: the modules of those
-    who connect take longer to import than that takes.
+    """Both get the stream's reader as a pickle, and at most pass on what is in files: importing the modules
+    for connecting would take longer than that.
     """
     code = """
         import pickle, sys
@@ -207,7 +207,7 @@ def test_what_is_held_and_what_is_handed_on_is_bounded_in_bytes(
     tmp_path: Path, value_bytes: int, per_delivery: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values of any size: neither a segment in memory nor a batch for Spark grows with what waits."""
-    segment_bytes, batch_bytes = 400 << 10, 100 << 10  # a small world: everything is by 200 smaller
+    segment_bytes, batch_bytes = 400 << 10, 100 << 10  # everything is 200 times smaller here
     monkeypatch.setattr(spool_module, "SEGMENT_BYTES", segment_bytes)
     monkeypatch.setattr(spool_module, "_JOINED_BYTES", batch_bytes)
     value = b"v" * max(1, value_bytes // 200)

@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark-programs"), pyte
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_a_mirror_that_runs_stops_without_a_fuss(tmp_path: Path, number: int, code: int) -> None:
-    """The whole group is told, as by Ctrl-C and `timeout`. It used to be answered with the
-    tracebacks of Spark's own handler, and of a Java that was gone too early.
+    """The whole process group gets the signal, as from Ctrl-C and `timeout`. There are no tracebacks, neither
+    from Spark's own handler nor because Java is gone too early.
     """
     table = str(tmp_path / "table")
     settings = [text for name, value in PATIENT.items() for text in ("--conf", f"{name}={value}")]
@@ -61,7 +61,7 @@ def java_below(pid: int) -> int | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended may stay until somebody asks how."""
+    """Whether a process runs; one that has ended may stay until its exit code is read."""
     try:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except OSError:
@@ -70,7 +70,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_a_mirror_that_starts_takes_its_java_along(tmp_path: Path, number: int, code: int) -> None:
-    """A Java that nobody waited for stayed for ever."""
+    """A Java that nothing waits for would stay forever."""
     with (
         tailrace.testing.node(vbuckets=4) as node,
         subprocess.Popen(
@@ -95,8 +95,8 @@ def test_a_mirror_that_starts_takes_its_java_along(tmp_path: Path, number: int, 
 
 
 def test_a_mirror_whose_java_is_killed_says_so_in_one_line(tmp_path: Path) -> None:
-    """As the system does when it runs out of memory. Spark's server for accumulators wrote a traceback, and a
-    mirror that had nothing to do went on without a Java.
+    """The system does this when it runs out of memory. Spark's server for accumulators must not write a
+    traceback, and a mirror that has nothing to do must not go on without a Java.
     """
     table = str(tmp_path / "table")
     settings = [text for name, value in PATIENT.items() for text in ("--conf", f"{name}={value}")]
@@ -124,7 +124,7 @@ def test_a_mirror_whose_java_is_killed_says_so_in_one_line(tmp_path: Path) -> No
 
 
 def test_a_java_that_can_not_work_says_why(tmp_path: Path) -> None:
-    """It ends by itself where it can't make its folder; that was said to be a lack of memory."""
+    """It ends by itself if it can't make its folder; that is not a lack of memory."""
     (tmp_path / "file").touch()
     settings = ["--once", "--conf", f"spark.local.dir={tmp_path}/file/work"]
     with tailrace.testing.node(vbuckets=4) as node:

@@ -62,7 +62,7 @@ def test_a_batch_that_took_the_whole_spool_leaves_room_for_the_next(tmp_path: Pa
 
 
 def test_deliveries_are_cut_where_a_segment_is_full() -> None:
-    """However the changes come, batches get as much as they may have; a position goes with every cut."""
+    """However the changes come, batches are as large as they may be; every cut has a position."""
     options = {"connectionString": "", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "7"}
     with tailrace.testing.node(vbuckets=2) as node:
         for number in range(5):
@@ -95,7 +95,7 @@ def test_whole_segments_fill_a_batch(batch: int | None, segment: int) -> None:
 
 
 def position_of(node: Any) -> str:
-    """Where the bucket is, as an offset."""
+    """The position of the bucket as an offset."""
     return json.dumps(
         to_offset(
             {v: Position.at(node.failover_log(v)[0][0], node.high_seqno(v)) for v in range(node.vbuckets)}
@@ -149,7 +149,7 @@ def test_a_purge_behind_the_reader_stops_it_unless_it_may_start_over(read: Any, 
 
 
 def test_a_purge_is_noticed_although_the_connection_is_lost_at_that_moment() -> None:
-    """Nothing is asked for it: the answer would wait for what the feed has not taken yet."""
+    """The feed asks the node nothing for it: the answer would wait behind what the feed has not taken yet."""
 
     def stream(connection: Any, request: Any) -> None:
         if request.start_seqno:
@@ -281,7 +281,7 @@ def test_a_damaged_checkpoint_is_one_line() -> None:
 
 @pytest.fixture
 def as_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the process that Spark starts for a stream's reader."""
+    """Look like the process that Spark starts for a stream's reader."""
     spec = importlib.util.find_spec("pyspark.sql.streaming.python_streaming_source_runner")
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
 

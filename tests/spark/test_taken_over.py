@@ -1,4 +1,4 @@
-"""A mirror that stood still in the middle of a round, while others went on with the table and cleaned up."""
+"""A mirror that was paused in the middle of a round, while others went on with the table and cleaned up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tailrace.table.opening import open_table
 
 
 class Standing(LocalJobs):
-    """Its machine sleeps when the tasks are done, and something happens."""
+    """Something happens when the tasks are done, as if the mirror's machine slept then."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def test_a_step_whose_file_is_gone_is_in_vain(node: Any, path: Path) -> None:
 def test_of_two_mirrors_that_start_at_once_one_has_all_tables(
     node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One falls asleep between the claims of its two tables, right before the commit of the second one."""
+    """One is paused between the claims of its two tables, right before the commit of the second claim."""
     commit = DeltaMirrorTable._try_commit
 
     def start() -> Mirror:
@@ -147,5 +147,5 @@ def test_of_two_mirrors_that_start_at_once_one_has_all_tables(
     monkeypatch.setattr(DeltaMirrorTable, "_try_commit", sleepy)
     with pytest.raises(Fenced, match="was taken over by another mirror"):
         sleeper.prepare()
-    others[0].run()  # nobody took anything from it
+    others[0].run()  # it still has both tables
     assert sum(file.live_rows for file in others[0].tables[0].files()) == 40

@@ -1,4 +1,4 @@
-"""Traces of a mirror's rounds and of slow commands, by OpenTelemetry; nothing where nobody wants them."""
+"""Traces of a mirror's rounds and of slow commands, by OpenTelemetry; none unless they are asked for."""
 
 from __future__ import annotations
 

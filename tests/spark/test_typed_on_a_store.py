@@ -83,7 +83,7 @@ def test_two_collections_with_kept_deletes(spark: Any, options: dict[str, str]) 
     users = tailrace.read_table(tables[USERS], storage_options=options).to_arrow()
     deleted = users.filter(users["deleted"]).to_pylist()
     assert [(row["key"], row["name"], row["value"]) for row in deleted] == [("u3", None, None)]
-    # what a query needs is said to Python, which reads no more
+    # the call says what a query needs, and Python reads no more
     some = ts.table(
         spark, tables[ORDERS], columns=["total"], filter=[("key", "=", "o5")], storage_options=options
     )

@@ -125,7 +125,7 @@ def test_a_sample_says_which_columns_there_are(node: Any, tmp_path: Path) -> Non
         "big DECIMAL(38,0)"
     ]
     assert rows(path, "n", "who", "Who_2", "big")["k7"] == (7, {"first_name": "x"}, 1.5, 1 << 70)
-    # what comes later becomes a column, also inside of another
+    # fields that come later become columns, even inside another column
     node.set("k7", {"n": 1, "who": {"first name": "y", "last": ["z"]}, "later": "now"})
     once(node, path)
     by_key = rows(path, "n", "who", "later")
@@ -190,7 +190,7 @@ def test_a_schema_that_can_not_be_is_said_in_one_line(
     with pytest.raises(UsageError, match=problem) as raised:
         built(node, path, **then)
     assert "\n" not in str(raised.value)
-    assert "--" not in str(raised.value)  # who calls from Python has no options
+    assert "--" not in str(raised.value)  # callers from Python have no command-line options
 
 
 def test_a_rollback_across_a_change_of_the_columns(node: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""VBuckets that nobody can be asked about: when it is said, when it is an error, and what tables are not."""
+"""VBuckets whose node can't be asked: when that is reported, and when it is an error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_each_vbucket_has_its_own_time() -> None:
 
 
 class AwaySource:
-    """Of a bucket all of whose nodes are gone; it gives up a moment before the driver does."""
+    """A source for a bucket without nodes; it gives up a moment before the driver does."""
 
     vbucket_count, bucket_uuid = 2, "b"
 
@@ -73,8 +73,8 @@ class AwaySource:
 
 
 def test_a_source_that_gave_up_does_not_begin_another_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mirror whose bucket was gone ended after twice --retry-for. A new connection is tried once: it may
-    find nodes that the old one did not know.
+    """A mirror whose bucket is gone ends after --retry-for, not after twice that. A new connection is tried
+    once: it may find nodes that the old one did not know.
     """
     clock, opened = ManualClock(), list[float]()
 

@@ -1,8 +1,8 @@
 """What the user did wrong is the first and the last line, wherever it is noticed: exact texts.
 
 The table is run in plain Python, as Spark itself calls the source, in Spark as batch reads and some as
-streams, by spark-submit, and in a notebook (`test_examples`). What Spark puts around a text is its own: a
-name of its error before, a code after.
+streams, by spark-submit, and in a notebook (`test_examples`). Spark itself adds the name of its error before
+the text, and a code after it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Wrong(NamedTuple):
     kind: type[TailraceError]
     text: str
     in_a_stream: bool = False
-    """Spark is asked for it in a stream, too."""
+    """Whether to try it in a stream, too."""
 
 
 OTHER_OFFSETS = '{"0":{"vb_uuid":"1","seqno":2,"snapshot":[2,2],"bucket":"other"}}'
@@ -167,7 +167,7 @@ def given(node: Any, **options: str) -> dict[str, str]:
 
 
 def lines_of(error: BaseException) -> list[str]:
-    """As Python shows it when nobody catches it."""
+    """The error as Python shows it if it is not caught."""
     return "".join(traceback.format_exception(error)).splitlines()
 
 
@@ -291,7 +291,7 @@ def test_without_java(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shown(error: BaseException, kind: type[TailraceError], text: str) -> None:
-    """Spark shows that and nothing else."""
+    """Check that Spark shows this error and nothing else."""
     (line,) = str(error).splitlines()  # the first and the last
     assert line.endswith(f": tailrace.errors.{kind.__name__}: {text} SQLSTATE: 38000"), str(error)
 
@@ -299,7 +299,7 @@ def shown(error: BaseException, kind: type[TailraceError], text: str) -> None:
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 def test_in_spark(spark: Any, node: Any) -> None:
-    """One test for all: each is a tenth of a second, and a session would be five."""
+    """One test for all: each takes a tenth of a second, and a session would take five."""
     for wrong in WRONG:
         readers = [spark.read, *([spark.readStream] if wrong.in_a_stream else [])]
         for reader in readers:
@@ -331,7 +331,7 @@ def test_on_an_executor_and_in_a_running_stream(spark: Any, node: Any, tmp_path:
         SparkJobs(spark, "wrong-use").run(refuse, [0], "a task that fails")
     assert lines_of(own.value)[-1] == "tailrace.errors.LoginError: the server refuses the login"
     assert len(lines_of(own.value)) < 12
-    # planning is well, and then connections break
+    # planning succeeds, and then connections break
     node.cut_after(40_000)
     try:
         frame = spark.read.format("tailrace").options(**given(node, retryFor="0")).load()
@@ -423,7 +423,7 @@ def test_by_spark_submit(node: Any, tmp_path: Path) -> None:
     assert told == [
         "tailrace.errors.NoSuchBucket: the server has no bucket 'nope' for this user; check the name"
     ]
-    assert said.index(told[0]) < 28  # a third of it is how the test runs the job
+    assert said.index(told[0]) < 28  # a third of these lines come from the way the test runs the job
     assert_all_told(done.stdout)
 
 

@@ -1,7 +1,7 @@
-"""Spark gives a Python process that it starts ten seconds to connect back, and nothing can be set about it.
+"""Spark gives a Python process that it starts ten seconds to connect back, and has no setting for that.
 
-A machine that is busy with other things may need longer. That says nothing about what a test is about, so
-there are a few more starts for this one error, and for no other.
+A busy machine may need longer. That has nothing to do with what is tested, so there are a few more starts for
+this one error, and for no other.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ def test_a_clean_stop_answers_what_is_unfinished() -> None:
 
 
 def statuses(connection: socket.socket, count: int) -> list[int]:
-    """What the next answers say."""
+    """The statuses of the next answers."""
     framer, frames = Framer(), []
     while len(frames) < count and (data := connection.recv(1 << 16)):
         framer.feed(data)
@@ -271,7 +271,7 @@ def test_the_pytest_plugin(tmp_path: Path) -> None:
 
 
 def _plugin_arguments() -> list[Any]:
-    """Where the package is installed its entry point loads the plugin; in a bare tree it is named."""
+    """The entry point of an installed package loads the plugin; in a bare tree it must be named."""
     from importlib.metadata import entry_points
 
     installed = any(entry_point.name == "tailrace" for entry_point in entry_points(group="pytest11"))

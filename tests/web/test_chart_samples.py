@@ -1,4 +1,4 @@
-"""What the charts of the pages draw is kept for an hour, whether somebody looks or not."""
+"""What the charts of the pages draw is kept for an hour, whether or not somebody looks."""
 
 from __future__ import annotations
 

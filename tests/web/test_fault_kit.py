@@ -1,4 +1,4 @@
-"""The fault kit over HTTP: readers see what it did, and nobody else may use it."""
+"""The fault kit over HTTP: readers see what it did, and nobody without the token may use it."""
 
 from __future__ import annotations
 

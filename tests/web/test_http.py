@@ -81,7 +81,7 @@ def test_the_page_is_whole() -> None:
 
 @pytest.mark.parametrize("name", ["dashboard.html", "mirror.html", "reader.html"])
 def test_pages_bring_all_that_they_need_and_use_what_is_there(name: str) -> None:
-    """No address of elsewhere; every id that a script looks for is on its page."""
+    """No address of another host; every id that a script looks for is on its page."""
     html = http.page(name).body.decode()
     library, *scripts = re.findall(r'<script src="([\w./]+)">', html)
     assert scripts[0] == "page.js" and len(scripts) == 2
@@ -138,7 +138,7 @@ def test_the_view_says_who_is_slow_and_why() -> None:
 
 
 def test_the_view_says_that_the_disk_takes_nothing() -> None:
-    """Until it does: or until nothing waits for it any more."""
+    """Until it takes changes again, or nothing waits for it any more."""
     bench = Bench(vbuckets=4)
     work = bench.node.buckets["default"].work
     for is_full in (True, False):
@@ -172,7 +172,7 @@ def test_figures_as_one_object() -> None:
 
 
 def test_large_figures_are_gathered_and_written_in_steps() -> None:
-    """With 1,024 vbuckets they took 40 ms in one step, in which the node did nothing else."""
+    """With 1,024 vbuckets they take 40 ms, in which the node could do nothing else if it was one step."""
     bench = Bench(vbuckets=256)
     *steps, whole = stats.snapshot(bench.node)
     assert len(steps) >= 256 and all(step is whole for step in steps)
@@ -211,7 +211,7 @@ def test_errors_have_one_shape(request_line: str, status: int) -> None:
 
 
 class TestWhereThereAreUsers:
-    """They must log in, and nobody is told more than that."""
+    """They must log in; others learn only that."""
 
     node = Bench(users={"ada": "secret:with colon"}).node
 
@@ -324,7 +324,7 @@ def test_a_page_of_somebody_else_changes_nothing(headers: tuple[str, ...], statu
     ],
 )
 def test_a_node_without_users_is_not_read_under_a_strange_name(host: str, status: int) -> None:
-    """The page of somebody else whose name resolves to this machine: a browser takes it for ours."""
+    """Another site's name may resolve to this machine, and browsers take its pages and ours for one site."""
     node = Bench().node
     node.address = replace(node.address, alternates=(AlternateAddress("external", "Node.example.com"),))
     for path in ("/api/events", "/pools/default/b/default"):

@@ -87,7 +87,7 @@ def test_every_event_has_its_line_in_the_docs() -> None:
 
 
 def test_a_node_and_a_reader_never_log_values_or_passwords(stream: io.StringIO) -> None:
-    """All that is said while logins fail, documents are written, read, taken back and refused."""
+    """Everything that is logged while logins fail, documents are written, read, taken back and refused."""
     configure_logging(stream, "debug", as_json=False)
     with tailrace.testing.node(vbuckets=2, users={"ada": "p4ssw0rd-right"}) as node:
         with Wire(node.port) as wire:

@@ -1,4 +1,4 @@
-"""What is exported for Prometheus is what is declared and documented; health is told over real sockets."""
+"""What is exported for Prometheus is what is declared and documented; health is asked over real sockets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def figures(text: bytes | str) -> dict[str, dict[tuple[str, ...], float]]:
-    """By name: value by the labels' values."""
+    """By name, the value for each combination of label values."""
     by_name: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(text if isinstance(text, str) else text.decode()):
         for sample in family.samples:
@@ -98,7 +98,7 @@ def test_a_node_exports_all_that_is_declared_and_it_agrees_with_stats() -> None:
 
 
 def test_a_scrape_reads_no_document_and_lets_others_go_on_in_between() -> None:
-    """After a start no key is in memory; to count what is dead by reading all of them stopped the node."""
+    """After a start no key is in memory; reading all of them to count the dead would stop the node."""
     files, settings = MemoryFiles(), StoreSettings(history_changes=0)
     manifest = {"name": "_default", "uid": "0", "collections": [{"name": "other", "uid": "8"}]}
     engine = Engine(files=files, settings=settings)
@@ -126,7 +126,7 @@ def test_a_scrape_reads_no_document_and_lets_others_go_on_in_between() -> None:
 
 
 def test_no_names_of_streams_make_a_scrape_unreadable() -> None:
-    """Prometheus takes nothing at all from an answer in which a series stands twice."""
+    """Prometheus rejects a whole answer in which a series appears twice."""
     bench = Bench()
     for name in (b"\xff", b"\\xff", b"\\xff#2", b'"\n}'):
         ask(bench, bench.session(), dcp.DcpOpen(key=name, flags=1))
@@ -159,7 +159,7 @@ def test_a_rewind_is_counted_with_what_it_lost() -> None:
 
 
 def test_what_is_made_again_after_a_rewind_was_lost_all_the_same() -> None:
-    """Collections are made again on the new branch: so many lost changes too few were counted."""
+    """Collections are made again on the new branch: these changes must not reduce the count of lost ones."""
     bench = Bench(vbuckets=2)
     bucket = bench.node.buckets["default"]
     session = bench.session()
@@ -228,7 +228,7 @@ def test_a_mirror_that_waits_for_something_to_get_better_is_in_trouble() -> None
 
 
 def test_what_happens_often_pushes_no_rollback_out() -> None:
-    """The page said that all was in step when nobody had verified what was rolled back."""
+    """Otherwise the page would say that all is in step before the rollback was verified."""
     mirror = MirrorFigures("default", "people")
     mirror.add(RoundProgress(3, 40, (1,), (5,), rows_rolled_back=1))
     for number in range(1_000):
@@ -390,7 +390,7 @@ def test_only_get(path: str, tmp_path: Path) -> None:
 
 
 def test_who_is_busy_is_alive() -> None:
-    """Figures wait for the command; whoever asks whether it lives does not wait for them."""
+    """Figures wait for the command; a health check does not wait for them."""
     busy, asked = threading.Event(), threading.Event()
 
     def stats() -> dict[str, int]:
