@@ -73,7 +73,7 @@ def test_a_cluster_without_executors_is_told() -> None:
     underway.read(PIECES)
     assert "executors" not in str(underway), "it takes a moment"
     clock.advance(6)
-    assert str(underway).endswith("; Spark has begun with none of the tasks: are there executors?")
+    assert str(underway).endswith("; Spark has not started any task: are there executors?")
     is_waiting = False
     assert "executors" not in str(underway)
 

@@ -1,4 +1,4 @@
-"""VBuckets that a round left out: how long they wait, when that is an error, and what is said of it."""
+"""VBuckets that a round left out: how long they wait, when that is an error, and what is reported."""
 
 from __future__ import annotations
 

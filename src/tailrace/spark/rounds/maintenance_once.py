@@ -40,7 +40,7 @@ def maintain_once(
     if compact and not dry_run and not force:
         age_ms = clock.time_ns() // 1_000_000 - table.current.timestamp_ms
         if table.current.run and age_ms < _RUNS_MS:
-            say("a mirror has written to the table a moment ago, and compacts by itself; only cleaning")
+            say("a mirror wrote to the table a moment ago, and compacts it by itself; only cleaning")
             compact = False
     if compact and dry_run:
         step = due_step(table)

@@ -186,7 +186,7 @@ class RoundUnderway:
             case "read":
                 what = f"reading {changes} of {vbuckets}"
                 if self._clock.monotonic() - self._read_began >= _NO_TASK_S and self._is_waiting():
-                    what += "; Spark has begun with none of the tasks: are there executors?"
+                    what += "; Spark has not started any task: are there executors?"
             case "commit":
                 what = f"committing {changes}"
             case _:

@@ -66,7 +66,7 @@ class RoundPlanner:
         known = self._state
         if (
             known is None
-            or self._troubled.refused  # the logs may be newer than ours; if they are not, it is a purge
+            or self._troubled.refused  # because the bucket's logs are newer than ours, or after a purge
             or self._clock.monotonic() - known.logs_at >= _LOOK_S
         ):
             state = self._bucket.look()

@@ -41,7 +41,7 @@ class TypedWish:
 
     def __post_init__(self) -> None:
         if self.schema is not None and not self.schema.strip():
-            raise UsageError("the schema is empty; write such as 'name STRING, age INT', or infer")
+            raise UsageError("the schema is empty; write one such as 'name STRING, age INT', or infer")
         if self.schema is not None and self.schema.strip().lower() == INFER:
             object.__setattr__(self, "schema", INFER)
 
