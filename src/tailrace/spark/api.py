@@ -81,7 +81,7 @@ def mirror(
     ``storage_options``
         for object stores
     ``on_progress``, ``on_trouble``
-        called in the mirror's thread with each commit, and with what the mirror is waiting for
+        called in the mirror's thread with each commit, and with what it waits for
     """
     return prepare_mirror(spark, url, tables, **settings).start()
 

@@ -41,7 +41,7 @@ def lost_java(error: BaseException) -> SparkLost | None:
 
 
 def check_java() -> None:
-    """Raise if the Java that this process started has ended: without a job nobody would notice."""
+    """Raise if the Java that this process started has ended: without a job for it nobody would notice."""
     process = _process()
     if process is not None and process.poll() is not None:
         raise _lost()
@@ -76,7 +76,7 @@ def _signal_of(code: int) -> str:
     number = -code if code < 0 else code - 128
     try:
         return signal.Signals(number).name
-    except ValueError:  # not a signal, or one without a name
+    except ValueError:  # no signal, or one of those that have no name
         return f"signal {number}" if code < 0 else ""
 
 

@@ -29,7 +29,7 @@ __all__ = ["table"]
 
 _FILE, _ROW, _DEAD = "__tailrace_file", "__tailrace_row", "__tailrace_dead"
 _GLOB = str.maketrans({sign: f"\\{sign}" for sign in "\\*?[]{},"})
-"""Spark treats these characters in a path as patterns."""
+"""Spark takes these for patterns in a path."""
 
 
 def table(

@@ -17,7 +17,7 @@ _BEFORE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Bucket and table at one moment."""
+    """How things stood at a moment."""
 
     at_s: float
     bucket_documents: int
@@ -131,7 +131,7 @@ def plots() -> list[Plot]:
         ),
         Plot(
             "Changes applied",
-            "In total since the start; the slope is the rate.",
+            "Since the start; the slope is the rate.",
             [("changes", "#2b8a3e", lambda sample: sample.changes)],
         ),
         Plot(

@@ -37,9 +37,9 @@ _MASTER_IS_GIVEN = ("MASTER", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT")
 """The last one means that spark-submit started us, with a master of its own."""
 
 _SETTINGS = {
-    # Spark passes the filters of a query to the source, which then reads less, only if this is set
+    # filters of a query limit what the source reads; Spark hands them over only if this is set
     "spark.sql.python.filterPushdown.enabled": "true",
-    # the plan of a stream shows its options, among them passwords and keys that Spark does not recognize
+    # the plan of a stream shows its options: a password in a URL, and keys that Spark does not know as such
     "spark.sql.redaction.options.regex": "(?i)url|connectionString|^path$|storageOption|password",
 }
 """The caller's settings override these."""
@@ -86,13 +86,13 @@ def _is_found_by_spark() -> bool:
     for name in modules:
         try:
             importlib.import_module(name)
-        except Exception:  # noqa: BLE001 - whatever is wrong with the module, Spark gives up
+        except Exception:  # noqa: BLE001 - whatever is wrong with it, Spark gives up
             return False
     return SOURCE_MODULE in modules
 
 
 def prepare_environment(python: str | None = None) -> None:
-    """Set ``PYSPARK_PYTHON`` and, if no Java is found, ``JAVA_HOME``; what is already set stays.
+    """Set ``PYSPARK_PYTHON`` and, where no Java is found, ``JAVA_HOME``; what is set already stays.
 
     ``python`` is the workers' Python, if other machines have it at another path than this one.
     """
@@ -144,7 +144,7 @@ def java_home() -> Path:
     if not os.access(shim, os.X_OK) or shim.read_bytes() != text:
         shim.parent.mkdir(parents=True, exist_ok=True)
         files, own = DiskFiles(shim.parent, mode=0o777), f"java-{unique_name()}"
-        files.replace(own, text)  # another process may be doing the same
+        files.replace(own, text)  # others may do the same at this moment
         files.rename(own, shim.name)
     return cache
 

@@ -5,7 +5,7 @@
         reader = start_my_reader(node.url)
         node.rewind(vbucket=3, to_seqno=100)        # like a failover that loses data
 
-In pytest the fixture ``tailrace_node`` is such a node; the plugin comes with the package.
+In pytest the fixture ``tailrace_node`` is one of these; the plugin comes with the package.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class PowerCut(BaseException):
 
 
 class Fault(NamedTuple):
-    """What happens instead of a call; for an append, also how many bytes are written first."""
+    """What happens in place of a call; for an append, also how many bytes are written first."""
 
     raises: BaseException | Callable[[], NoReturn]
     written: int = 0
@@ -72,7 +72,7 @@ def kill_myself() -> NoReturn:
 
 
 def at_call(number: int, fault: Callable[[int], Fault]) -> Plan:
-    """A plan that strikes once, at the n-th call; ``fault`` gets how many bytes that call would write."""
+    """A plan that strikes once, at the n-th call; `fault` is told how many bytes that call would write."""
     return lambda call, _name, _path, size: fault(size) if call == number else None
 
 
@@ -269,7 +269,7 @@ class SimulatedFile:
         self._node.synced = len(self._node.data)
 
     def lose_unsynced(self) -> None:
-        """Let a sync fail. As on Linux, the next one succeeds without writing these bytes."""
+        """A sync failed. As on Linux, the next one succeeds without writing these bytes."""
         node = self._node
         if node.synced < len(node.data):
             node.holes.append((node.synced, len(node.data)))
@@ -367,7 +367,7 @@ class SimulatedDisk:
                     self._durable[path] = node
 
     def power_cut(self, rng: random.Random) -> SimulatedDisk:
-        """The disk after a power cut."""
+        """The disk as it is afterwards."""
         self._apply([change for change in self._changes if rng.random() < 0.5])
         disk = SimulatedDisk()
         for path, node in self._durable.items():

@@ -1,4 +1,4 @@
-"""The pytest plugin: a fixture ``tailrace_node``. It imports nothing until the fixture is used."""
+"""The pytest plugin: a fixture ``tailrace_node``. It loads nothing before the fixture is asked for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def tailrace_node() -> Iterator[RunningNode]:
-    """A node with 16 vbuckets in memory, a new one for each test."""
+    """A node with 16 vbuckets in memory, of its own for each test."""
     from . import node
 
     with node() as running:

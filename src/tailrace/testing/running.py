@@ -81,7 +81,7 @@ class RunningNode:
 
     @property
     def url(self) -> str:
-        """The connection string of the node."""
+        """Its connection string."""
         return f"couchbase://{self.host}:{self.port}/{self.bucket}"
 
     # life
@@ -111,7 +111,7 @@ class RunningNode:
             raise
 
     def stop(self) -> None:
-        """Stop the node cleanly."""
+        """A clean stop."""
         self._end(lambda server: server.stop())
 
     def kill(self) -> None:
@@ -119,7 +119,7 @@ class RunningNode:
         self._end(lambda server: server.kill())
 
     def restart(self) -> None:
-        """Stop cleanly and start again, on the same port and data."""
+        """A clean stop and a new start, on the same port and data."""
         self.stop()
         self.start()
 
@@ -343,7 +343,7 @@ class RunningNode:
         self._exclusively(act)
 
     def _exclusively(self, act: Callable[[ServedBucket], None]) -> None:
-        """Run something on the node's thread while no job is running."""
+        """Run something on the node's thread while no job is under way."""
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
 
         def begin(node: Node) -> None:
@@ -369,7 +369,7 @@ class RunningNode:
         self._wait(lambda bucket, done: bucket.work.after_flush(done))
 
     def stop_persistence(self) -> None:
-        """Write nothing to disk from now on: a `kill` loses it."""
+        """From now on nothing gets to disk: a `kill` loses it."""
         self.call(lambda node: setattr(node.buckets[self.bucket].store, "persistence", False))
 
     def start_persistence(self) -> None:
@@ -393,7 +393,7 @@ class RunningNode:
         self._wait(lambda bucket, done: bucket.work.compact(compaction, done))
 
     def slow_disk(self, seconds: float) -> None:
-        """Make every commit and every merge take this much longer from now on."""
+        """From now on every commit and every merge takes this much longer."""
         self._running()[0].slow_disk_s = seconds
 
     def _wait(self, begin: Callable[[ServedBucket, Callable[[StoreError | None], None]], None]) -> None:
@@ -453,7 +453,7 @@ def _vbucket(bucket: ServedBucket, at: int) -> VBucket:
 
 
 class _Server(Server):
-    """The real server, with faults."""
+    """The real pump, with faults."""
 
     slow_disk_s = 0.0
     cut_after: int | None = None

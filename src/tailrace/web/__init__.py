@@ -1,4 +1,4 @@
-"""What a node, a reader and a mirror serve over HTTP: the page, JSON, metrics and health."""
+"""What a node, a reader and a mirror show over HTTP: the page, JSON, metrics and health."""
 
 from .chart_samples import ChartSamples
 from .http import connection_handler

@@ -1,7 +1,7 @@
-"""Every figure that is exported, declared once: name, kind, labels and meaning.
+"""Every figure that is exported, declared once: name, kind, labels and what it says.
 
 Names follow Prometheus: seconds and bytes, ``_total`` for what only grows. docs/metrics.md is made from this
-table, and only what is in it can be exported.
+table, and nothing that is not in it can be exported.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ READER = (
         "bucket",
     ),
     _gauge("reader_queued_bytes", "Bytes that wait for the application.", "bucket"),
-    _counter("reader_lost_connections", "Connections that were lost.", "bucket"),
+    _counter("reader_lost_connections", "Connections that broke.", "bucket"),
     _gauge("reader_vbuckets", "VBuckets by the state of their stream.", "bucket", "state"),
     _gauge("reader_nodes", "Nodes by the state of the connection to them.", "bucket", "state"),
 )
@@ -152,7 +152,7 @@ MIRROR = (
     _counter("mirror_rows_written", "Rows in new files.", *_TABLE),
     _counter("mirror_rows_masked", "Rows that were masked: replaced or deleted.", *_TABLE),
     _counter("mirror_written_bytes", "Bytes of new files.", *_TABLE),
-    _counter("mirror_rescued", "Rows of typed tables in which something does not fit.", *_TABLE),
+    _counter("mirror_rescued", "Rows of typed tables with something that does not fit.", *_TABLE),
     _gauge("mirror_lag_changes", "Changes behind the bucket; missing until it has been asked.", *_TABLE),
     _gauge(
         "mirror_lag_seconds",
@@ -165,7 +165,7 @@ MIRROR = (
     _gauge("mirror_round_planned_changes", "Changes that the round under way reads.", *_RUN),
     _gauge("mirror_round_read_changes", "How many of them are read and written.", *_RUN),
     _gauge("mirror_version", "Version of the table.", *_TABLE),
-    _gauge("mirror_reported_timestamp_seconds", "When these figures were reported, in Unix time.", *_RUN),
+    _gauge("mirror_reported_timestamp_seconds", "When these figures were made, in Unix time.", *_RUN),
     _histogram("mirror_round_duration_seconds", "How long rounds took, by phase.", *_RUN, "phase"),
     _counter("mirror_compactions", "Compactions that were committed.", *_RUN),
     _gauge("mirror_compaction_debt_rows", "Masked rows that are still in files.", *_TABLE),

@@ -17,10 +17,10 @@ __all__ = ["EVERY_S", "ChartSamples", "Sample"]
 
 EVERY_S = 5.0
 _KEPT = 720
-"""How many samples are kept: an hour of them."""
+"""Samples: an hour of them."""
 
 Sample: TypeAlias = Mapping[str, float | None]
-"""Figures by name, always the same names; None for what is not known. Empty before anything is known."""
+"""Figures by name, always the same ones; None where one is not known. Empty before anything is known."""
 
 
 class ChartSamples:
@@ -54,7 +54,7 @@ class ChartSamples:
         }
 
     def serve(self, request: HttpRequest) -> HttpContent:
-        """Answer ``/api/past?since=MOMENT``; without a moment, with all samples."""
+        """Answer ``/api/past?since=MOMENT``; without a moment with all samples."""
         try:
             moment = float(request.query.get("since", "0"))
         except ValueError:
@@ -62,7 +62,7 @@ class ChartSamples:
         return HttpContent.of_json(self.since(moment))
 
     async def keep(self, sample: Callable[[], Awaitable[Sample]]) -> None:
-        """Take samples until cancelled."""
+        """Take samples until it is cancelled."""
         while True:
             self.add(await sample())
             await asyncio.sleep(EVERY_S)

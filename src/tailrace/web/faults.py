@@ -5,7 +5,7 @@ POST /faults/failover   {"vbucket": 7}: a new branch; with "lose": 10 one that l
 POST /faults/delay      {"ms": 200, "for_s": 5}: delay everything that the node sends; 0 ends it
 POST /faults/drop       {"name": "part of a stream's name"} or {"all": true}: break connections
 POST /faults/disk-full  {"on": true, "for_s": 5}: nothing gets to disk
-POST /faults/purge      {"vbucket": "all"}: drop tombstones, and raise the purge seqno
+POST /faults/purge      {"vbucket": "all"}: tombstones go, and the purge seqno rises
 GET  /faults            what is on
 """
 
@@ -52,7 +52,7 @@ class FaultKit:
         }
 
     async def serve(self, request: HttpRequest) -> HttpContent:
-        """Do what a request asks for."""
+        """Do what a request says."""
         scheme, _, token = request.authorization.partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode(), self._token.encode()):
             return http_error(403, "send the node's --fault-token: Authorization: Bearer TOKEN")

@@ -72,7 +72,7 @@ def is_open(path: str) -> bool:
 
 
 def connection_handler(service: HttpService) -> HandleConnection:
-    """The function for `asyncio.start_server` to call for each connection."""
+    """What `asyncio.start_server` calls for each connection."""
 
     connections: dict[asyncio.Task[None], None] = {}  # in the order in which they came
 
@@ -87,7 +87,7 @@ def connection_handler(service: HttpService) -> HandleConnection:
             async with asyncio.timeout(_TIMEOUT_S):
                 while not buffer.add(data := await reader.read(_READ_BYTES)):
                     if not data:
-                        return  # the peer is gone
+                        return  # it is gone
                 request = buffer.understood(service)
                 if request is None:
                     return

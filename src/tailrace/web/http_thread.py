@@ -47,7 +47,7 @@ class HttpFigures:
     """What a command shows; all functions are called on one thread, and may wait for the command."""
 
     page: str
-    """The name of the page: ``mirror`` is ``mirror.html`` with ``mirror.js``."""
+    """Its name: ``mirror`` is ``mirror.html`` with ``mirror.js``."""
     stats: Callable[[], Any]
     metrics: Callable[[bool], FigureSheet]
     """Called with True for figures of every vbucket, too."""

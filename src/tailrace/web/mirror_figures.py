@@ -1,4 +1,4 @@
-"""The figures of a mirror, made from its report after each round."""
+"""The figures of a mirror, made of what it reports after each round."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Sums:
         """The last figures of the table, if this is for one table."""
 
     def add(self, counts: TableCounts | RoundProgress, rolled_back: int, version: int) -> None:
-        """Add a round that is done."""
+        """A round is done."""
         self.version = version
         self.changes += counts.changes
         self.rollbacks += rolled_back
@@ -97,7 +97,7 @@ class MirrorFigures:
         self._events: list[dict[str, Any]] = []
 
     def add(self, progress: RoundProgress) -> None:
-        """Add the report of a round."""
+        """A round is done."""
         with self._lock:
             self._last = progress
             rolled_back, version_before = len(progress.rolled_back), self.total.version
@@ -145,7 +145,7 @@ class MirrorFigures:
             self.total.version = next(iter(self._tables.values())).version
 
     def trouble(self, text: str) -> None:
-        """Note that something went wrong and is tried again."""
+        """Something went wrong, and is tried again."""
         with self._lock:
             self.troubles += 1
             self._trouble = text
@@ -222,7 +222,7 @@ class MirrorFigures:
         return self._clock.monotonic() - (self._began if standing is None else standing.as_of)
 
     def metrics(self, vbuckets: bool = False) -> FigureSheet:
-        """The figures for Prometheus."""
+        """For Prometheus."""
         sheet = FigureSheet((*MIRROR, *MIRROR_VBUCKETS) if vbuckets else MIRROR)
         with self._lock:
             self._fill(sheet, vbuckets=vbuckets)

@@ -7,7 +7,7 @@ function bucketSection(name, b) {
   map.addEventListener("click", event => { const id = event.target.dataset.vbucket; if (id !== undefined) inspect(name, id); });
   return make("section", [
     make("h2", `Bucket ${name}`),
-    make("div", [tile("documents", count(b.documents)), tile("not on disk yet", count(b.queued)), tile(`memory of ${bytes(b.quota_bytes)}`, bytes(b.memory_bytes), b.back_pressure), tile("disk", bytes(b.disk_bytes)), tile("failovers since the start", count(b.failovers), b.failovers), tile("changes lost in them", count(b.lost_changes), b.lost_changes)], { class: "tiles" }),
+    make("div", [tile("documents", count(b.documents)), tile("not on disk yet", count(b.queued)), tile(`memory of ${bytes(b.quota_bytes)}`, bytes(b.memory_bytes), b.back_pressure), tile("disk", bytes(b.disk_bytes)), tile("failovers since the start", count(b.failovers), b.failovers), tile("changes lost by them", count(b.lost_changes), b.lost_changes)], { class: "tiles" }),
     map]);
 }
 function inspect(bucket, id) {
@@ -27,7 +27,7 @@ async function history_of(bucket, id) {
     tree = make("ul", line, { class: "tree" });
   }
   show("vbucket", make("p", `vbucket ${v.vbucket} of ${bucket} is ${v.state}: ${count(v.documents)} documents, high seqno ${count(v.high_seqno)}, on disk ${count(v.persisted_seqno)}, purged up to ${count(v.purge_seqno)}`),
-    make("p", "Branches of its history, oldest first; each begins where the one before was left:"), tree || "");
+    make("p", "Branches of its history, the oldest first; each begins where the one before was left:"), tree || "");
 }
 function draw(view) {
   const n = view.node, names = Object.keys(view.buckets);

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["keep_samples", "node_service"]
 
 
-async def keep_samples(node: Node, samples: ChartSamples) -> None:
-    """Take samples of a node for its page until cancelled."""
+async def keep_past(node: Node, past: Past) -> None:
+    """Take samples of a node for its page until this is cancelled."""
 
     async def sample() -> Sample:
         return await stepwise(gather_node_sample(node))

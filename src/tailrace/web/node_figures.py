@@ -27,8 +27,8 @@ _FIRST_CLASS, _CLASSES = 7, 18
 
 
 def gather_node_figures(node: Node, unread: tuple[int, int], *, vbuckets: bool) -> Iterator[FigureSheet]:
-    """The same sheet after every step, complete after the last. ``unread`` is how many bytes of answers and
-    of requests wait, ``vbuckets`` adds figures of every vbucket.
+    """The same sheet after every step, whole after the last. ``unread`` are the bytes of answers and of
+    requests that wait, ``vbuckets`` adds figures of every vbucket.
     """
     sheet = FigureSheet((*NODE, *VBUCKETS) if vbuckets else NODE)
     _add_node(sheet, node, unread)

@@ -25,8 +25,8 @@ _MAX_STREAMS = 500
 
 
 def gather_node_view(node: Node, *, has_faults: bool, full: Collection[str] = ()) -> Iterator[dict[str, Any]]:
-    """The same object after every step, complete after the last. ``full`` are the peers whose connections
-    take nothing now.
+    """The same object after every step, whole after the last. ``full`` are the peers whose connections take
+    nothing for now.
     """
     counters = node.counters
     view: dict[str, Any] = {
@@ -77,7 +77,7 @@ def gather_node_view(node: Node, *, has_faults: bool, full: Collection[str] = ()
 def gather_node_sample(node: Node) -> Iterator[dict[str, float]]:
     """What the charts draw: counters, shown as rates, and how much waits for the disk.
 
-    Lags of streams are left out: there may be 200,000, too many to go through while nobody is looking.
+    Lags of streams are not among them: there may be 200,000, too many to go through while nobody is looking.
     """
     counters = node.counters
     sample: dict[str, float] = {
@@ -137,7 +137,7 @@ def _bucket(bucket: ServedBucket) -> dict[str, Any]:
 
 
 def vbucket_view(bucket: ServedBucket, number: int) -> dict[str, Any] | None:
-    """A vbucket with the branches of its history, newest first; None if it is not here."""
+    """A vbucket with the branches of its history, the newest first; None if it is not here."""
     vbuckets = bucket.store.vbuckets
     vbucket = vbuckets[number] if 0 <= number < len(vbuckets) else None
     if vbucket is None:

@@ -52,7 +52,7 @@ class ReaderFigures:
         return "" if any(node["state"] == "open" for node in nodes) else "no node is connected"
 
     def sample(self) -> Sample:
-        """The figures that the charts draw."""
+        """What the charts draw."""
         figures = self.stats(_SAMPLE_PATIENCE_S)
         if not figures:
             return {}
@@ -89,7 +89,7 @@ class ReaderFigures:
         return figures
 
     def metrics(self, vbuckets: bool) -> FigureSheet:
-        """The figures for Prometheus."""
+        """For Prometheus."""
         sheet = FigureSheet((*READER, *READER_VBUCKETS) if vbuckets else READER)
         sheet.add("reader_info", 1, self._command, __version__)
         figures, bucket = self.stats(), self._bucket

@@ -27,7 +27,7 @@ class MirrorSettings:
     """The most changes of a round, as far as snapshots allow."""
     maintenance: bool = True
     changes_keep_s: float | None = None
-    """How long the change log keeps a change; None is forever."""
+    """How long the change log keeps a change; None is for ever."""
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ class BucketWatch:
         return state
 
     def _answered(self, question: Callable[[BlockingSource], T]) -> T:
-        """Ask, and retry while the bucket can't be reached, for as long as the options allow."""
+        """Ask, again and again while the bucket can't be reached, for as long as the options allow."""
         backoff = Backoff(dice())
         while True:
             is_new = self._source is None
@@ -191,7 +191,7 @@ class BucketWatch:
         return self._source
 
     def close(self) -> None:
-        """Close the connections; the next question opens them again."""
+        """Close the connections; they are made again when something is asked."""
         source, self._source = self._source, None
         if source is not None:
             with suppress(Exception):

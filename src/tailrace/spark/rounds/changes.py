@@ -65,7 +65,7 @@ CHANGES_SCHEMA = pa.schema(
 """A row per change. ``log_version`` is the version of the log that brought it."""
 
 LOG_POLICY = CompactionPolicy(overlay=float("inf"), base_masked=float("inf"))
-"""Only small files are merged into larger ones: nothing in a log is ever replaced."""
+"""Small files become larger ones, and that is all: nothing in a log is ever replaced."""
 
 _LARGE_BYTES = 32 << 20
 """A file of this size is left as it is."""
@@ -158,7 +158,7 @@ def _standing_changes(
 
 @dataclass(frozen=True)
 class ChangeLogTarget:
-    """What a task must know about the log; picklable."""
+    """What a task must know of the log; picklable."""
 
     store: TableStore
     secret: bytes
@@ -169,7 +169,7 @@ class ChangeLogTarget:
     """By vbucket, the seqno that the log has already, if the stream begins below it."""
     branches: Mapping[int, LogBranch]
     masks: Mapping[str, bytes] = field(default_factory=dict)
-    """The dead rows of each file."""
+    """Rows that are dead, by file."""
     max_bytes: int = MAX_FILE_BYTES
 
 
@@ -182,7 +182,7 @@ class _LogFile:
 
 @dataclass
 class ChangeSink:
-    """Takes the changes of one task, those of each vbucket in the order of its stream."""
+    """Takes the changes of one task, in the order in which each vbucket's stream has them."""
 
     log: ChangeLogTarget
     _waiting: list[pa.Table] = field(default_factory=list)
@@ -244,7 +244,7 @@ class ChangeSink:
         self._rows += rows.num_rows
 
     def _is_new(self, rows: pa.Table) -> NDArray[np.bool_]:
-        """Which rows are not in the log yet."""
+        """Which rows are not in the log."""
         vbuckets: NDArray[np.int32] = rows["vbucket"].to_numpy()
         seqnos: NDArray[np.int64] = rows["seqno"].to_numpy()
         floor = np.zeros(int(vbuckets.max(initial=0)) + 1, dtype=np.int64)
@@ -263,7 +263,7 @@ class ChangeSink:
         return new
 
     def _standing_of(self, vbucket: int) -> set[tuple[int, int]]:
-        """The changes of a vbucket that the log has, some of which come again."""
+        """The changes of a vbucket that are in the log, some of which come again."""
         if vbucket not in self._standing:
             masks = {path: BitMap.deserialize(rows) for path, rows in self.log.masks.items()}
             self._standing[vbucket] = _standing_changes(
@@ -291,7 +291,7 @@ def expired_files(files: Iterable[DataFile], before: datetime) -> list[str]:
         needed = {
             path
             for path in old
-            if stats[path].get("nullCount", {}).get("event_time")  # a rollback row has none
+            if stats[path].get("nullCount", {}).get("event_time")  # a row of a rollback has none
             and kept_from < _log_version(stats[path], "max")
         }
         if not needed:

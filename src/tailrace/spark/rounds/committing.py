@@ -96,7 +96,7 @@ class RoundCommitter:
         return rolled_back, rows
 
     def add_columns(self, wanted: Iterable[DocumentColumns | None]) -> None:
-        """Give typed tables the columns that were asked for."""
+        """Give typed tables the columns that somebody asks for."""
         for table, columns in zip(self.tables, wanted, strict=False):
             if columns is not None and columns != table.documents:
                 table.commit(_with_columns(table, columns))
@@ -105,7 +105,7 @@ class RoundCommitter:
         """Whether tasks gave new fields different types: then the tables get a type that holds all of them,
         and the round must be done again.
 
-        Where the tasks agree, their files already have the new columns, and one commit adds both.
+        Where the tasks agree, their files have the new columns already, and one commit brings both.
         """
         has_changed = False
         for index, table in enumerate(self.tables):

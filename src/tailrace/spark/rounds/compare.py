@@ -29,7 +29,7 @@ __all__ = ["COMPARED", "DIGEST_SCHEMA", "Difference", "Digester", "compare", "ne
 
 _NUMBERS = ("cas", "rev", "flags", "expiry", "datatype", "seqno", "vb_uuid")
 COMPARED = ("value_1", "value_2", *_NUMBERS, "columns")
-"""The columns in which a document must be the same on both sides, the most telling ones first."""
+"""The columns in which a document must be the same on both sides, the telling ones first."""
 
 DIGEST_SCHEMA = pa.schema(
     [
@@ -67,7 +67,7 @@ class Difference:
 
 
 class Digester:
-    """Brings rows into the form in which they are compared; ``documents`` are a typed table's columns."""
+    """Brings rows into the form in which they are compared; ``documents`` are columns of a typed table."""
 
     def __init__(self, secret: bytes, documents: DocumentColumns | None = None) -> None:
         self._hash = KeyHash(secret)

@@ -40,7 +40,7 @@ _using = threading.Lock()
 
 @contextmanager
 def borrowed_source(given: Mapping[str, str]) -> Iterator[BlockingSource]:
-    """A source with these options, for one task; it is kept for the next task if nothing goes wrong."""
+    """A source with these options, for one task; it is kept for the next if nothing went wrong."""
     key = (os.getpid(), *sorted(given.items()))
     source = _waiting(key)
     if source is None:
@@ -88,7 +88,7 @@ def _waiting(key: tuple[object, ...]) -> BlockingSource | None:
                 return None
             source = _idle.pop(index).source
         try:
-            source.vbucket_count  # noqa: B018 - raises what went wrong meanwhile
+            source.vbucket_count  # noqa: B018 - raises what went wrong while nobody looked
         except TailraceError:
             _close(source)
         else:

@@ -30,7 +30,7 @@ class VBucketForecast:
 
     @property
     def changes(self) -> int:
-        """How many changes are to be read, at most."""
+        """How many seqnos lie ahead."""
         return max(0, self.high_seqno - self.position.seqno)
 
     def to_json(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def forecast(
     high_seqnos: Mapping[int, int],
     purge_seqnos: Mapping[int, int],
 ) -> list[VBucketForecast]:
-    """What a restart would do, vbucket by vbucket, as far as is known now."""
+    """What a restart would do, vbucket by vbucket, as far as can be said now."""
     forecasts = []
     for vbucket in sorted(logs):
         high = high_seqnos.get(vbucket, 0)

@@ -33,7 +33,7 @@ class Freshness:
         self._tables = tables
         self._stands = stands
         self.as_of = now
-        """The tables have everything that the bucket had at this moment."""
+        """The tables have all that the bucket had at this moment."""
         self._unreached: BucketState | None = None
 
     def lag(self, state: BucketState) -> int:
@@ -41,7 +41,7 @@ class Freshness:
         return sum(self.behind(state).values())
 
     def behind(self, state: BucketState) -> dict[int, int]:
-        """The same for each vbucket that is behind."""
+        """The same, of each vbucket that is behind."""
         stands = [self._stands.of(table) for table in self._tables]
         behind: dict[int, int] = {}
         for vbucket, high in state.high_seqnos.items():

@@ -43,7 +43,7 @@ class MirrorHandle:
 
     @property
     def isActive(self) -> bool:
-        """Whether it is still running."""
+        """Whether it still runs."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
@@ -76,7 +76,7 @@ class MirrorHandle:
         return None if self.isActive else self._error
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
-        """Wait for its end; raise its error if it failed. With ``timeout``: whether it has ended."""
+        """Wait for its end; raises what ended it if it failed. With ``timeout``: whether it has ended."""
         thread = self._thread
         assert thread is not None
         thread.join(timeout)
@@ -150,7 +150,7 @@ class MirrorHandle:
             self._doing, self._since = doing, SYSTEM.monotonic()
 
     def report(self, progress: RoundProgress) -> None:
-        """Note that a round is done."""
+        """A round is done."""
         self._recent.append(progress)
         self._rounds += 1
         self._changes += progress.changes

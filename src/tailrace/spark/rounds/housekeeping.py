@@ -110,7 +110,7 @@ class Housekeeping:
         """How long the last committed step took, beside the rounds."""
 
     def turn(self) -> str:
-        """Commit a step that is done and begin the next; a description of what was committed."""
+        """Commit a step that is done and begin the next; what was committed, in words."""
         committed = self.finish_step()
         if self._running is None:
             self._begin_step()
@@ -184,7 +184,7 @@ class Housekeeping:
         self.finish_step(wait=True)
 
     def close(self) -> None:
-        """Abandon a running step; cleaning removes its files."""
+        """Don't wait for a step that runs; cleaning removes its files."""
         self._running = None
 
     def _expire_log(self) -> None:

@@ -1,4 +1,4 @@
-"""Work for the executors: a function and one piece of work for each task, as one Spark job.
+"""Work for the executors: a function and as many pieces of work as there are tasks, as one Spark job.
 
 A classic session runs it on an RDD, which has no query to plan: in a round of a few changes, planning would
 take a good part of the time. Remote sessions have no RDDs; there it is a data frame whose rows are the
@@ -61,7 +61,7 @@ class Jobs(Protocol):
         ...
 
     def is_waiting(self) -> bool:
-        """Whether a job runs and, as far as is known, none of its tasks has begun; from any thread."""
+        """Whether there is a job and none of its tasks has begun, as far as is known; from any thread."""
         ...
 
     def cancel(self) -> None:
@@ -102,7 +102,7 @@ class _Listener(_DonePieces):
 
 @dataclass(frozen=True)
 class _Task:
-    """What an executor runs, given the numbers of its pieces."""
+    """What an executor runs; it gets the numbers of its pieces."""
 
     work: Work
     pieces: tuple[bytes, ...]
@@ -160,7 +160,7 @@ class SparkJobs:
     def __init__(self, spark: SparkSession, tag: str, parallelism: int | None = None) -> None:
         self._spark = spark
         self._tag = tag
-        """Marks the jobs, for `cancel` and for Spark's own pages."""
+        """Marks the jobs, for `cancel` and for people who look at Spark's own pages."""
         self._parallelism = parallelism
         self._runs = count()
         self._groups: list[str] = []
@@ -190,7 +190,7 @@ class SparkJobs:
             return []
         run = next(self._runs)
         if len(pieces) == 1:
-            on_done = None  # there is no progress before everything is done
+            on_done = None  # there is nothing to tell before all is done
         task = _Task(work, tuple(pickle.dumps(piece) for piece in pieces), run)
         try:
             if self._context is not None:
@@ -219,8 +219,8 @@ class SparkJobs:
 
     @contextmanager
     def _named(self, context: SparkContext, group: str, description: str) -> Iterator[None]:
-        """Mark the jobs of this thread as ours, for Spark's pages and `cancel`, and undo that afterwards: the
-        thread may be a notebook's.
+        """Mark the jobs of this thread as ours, on Spark's pages and for `cancel`, and undo that afterwards:
+        the thread may be a notebook's.
         """
         before = {name: context.getLocalProperty(name) for name in _OF_A_GROUP}
         context.addJobTag(self._tag)
@@ -291,7 +291,7 @@ _NO_PYTHON = (
     "PYTHON_VERSION_MISMATCH",
 )
 _NO_ANSWER = "Python worker failed to connect back"
-"""The Python can't start, or had no time to because the machine is busy."""
+"""A Python that can't start, or one that had no time to: the machine may be busy."""
 
 
 def python_trouble(error: BaseException) -> TailraceError | None:

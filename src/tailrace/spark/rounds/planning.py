@@ -24,7 +24,7 @@ from .bucket import BucketState
 __all__ = ["Decision", "Range", "Ranges", "RoundPlan", "changes_of", "decide", "divided", "plan_round"]
 
 _TASK_CHANGES = 4_000
-"""A task with less to read costs more than the reading."""
+"""A task with less to read costs more than what it reads."""
 _LONG_TASK_CHANGES = 240_000
 """About as many as a file of the base holds. A task with more to read is divided even if its parts can't run
 at the same time: a failed task is repeated whole, and only tasks that have ended count as progress."""
@@ -191,7 +191,7 @@ def plan_round(
     for vbucket, log in state.failover_logs.items():
         high = state.high_seqnos.get(vbucket)
         if high is None:
-            continue  # no node has it now
+            continue  # no node has it at this moment
         starts = []
         for index, table in enumerate(tables):
             stand = stands[index].get(vbucket, Position.BEGINNING)
@@ -213,8 +213,8 @@ def plan_round(
 
 
 def _limited(ranges: Mapping[int, Range], max_changes: int, first: int) -> dict[int, Range]:
-    """Whole vbuckets up to the limit, in order from ``first`` on; the last one in part. The bucket may go on
-    to the end of a snapshot.
+    """Whole vbuckets as far as the limit goes, in order and beginning with ``first``; the last one in part.
+    The bucket may go on to the end of a snapshot.
     """
     order = sorted(ranges)
     begin = bisect_left(order, first)
@@ -235,8 +235,8 @@ def divided(
     parallelism: int,
     fresh: AbstractSet[int] = frozenset(),
 ) -> list[Ranges]:
-    """Ranges as tasks of about equal work. A task has neighbours of one node, so it needs few connections and
-    writes files whose rows lie close together.
+    """Ranges as tasks of about equal work: neighbours of one node each, so that a task needs few connections
+    and writes files whose rows lie close together.
 
     ``fresh`` are vbuckets that a table does not have yet: they become files of the base, which don't overlap.
     Neighbours among them stay together whatever their node: a node often has, say, every third vbucket.

@@ -23,9 +23,9 @@ class Standing:
     """How far the tables are behind the bucket."""
 
     as_of: float
-    """The tables have all that the bucket had at this moment of the monotonic clock."""
+    """The tables have all that the bucket had at this moment, by the monotonic clock."""
     behind: tuple[int, ...]
-    """For each table, how many changes it lacks of those that the bucket had when it was last asked."""
+    """For each table, how many of the changes it lacks that the bucket had when it was last asked."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class TableFigures:
     undo_versions: int
     """Versions that a rollback can return to."""
     undo_s: float
-    """The age of the oldest of them."""
+    """How far back the oldest of them is."""
     version: int = 0
     counts: TableCounts = field(default_factory=TableCounts)
 
@@ -84,7 +84,7 @@ class RoundProgress:
     (cleaning, and the compaction's commit); and compaction, which ran beside the rounds.
     """
     went_back: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """For vbuckets that went back: the seqno at which they stood, and the one to which they went."""
+    """Of vbuckets that went back: the seqno at which they stood, and the one to which they went."""
     behind: Mapping[int, int] = field(default_factory=dict)
     """The changes of ``lag_changes`` by vbucket."""
     positions: Mapping[int, Position] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class RoundUnderway:
         self.changes = changes
         """How many are to be read, at most."""
         self.later = later
-        """Changes of the bucket that are left to later rounds."""
+        """Changes that the bucket has and that are left to later rounds."""
         self.step = "plan"
         """plan, go back, read (and write), commit or maintain."""
         self._clock = clock
@@ -140,7 +140,7 @@ class RoundUnderway:
         self._done: frozenset[int] = frozenset()
 
     def read(self, pieces: Sequence[Mapping[int, Range]]) -> None:
-        """Note that these pieces are read now; a round whose tables get new columns reads twice."""
+        """These are read now; a round whose tables get new columns reads twice."""
         self._read_began = self._last_done = self._clock.monotonic()
         self._done = frozenset()
         self._pieces = pieces
@@ -148,7 +148,7 @@ class RoundUnderway:
         self.step = "read"
 
     def done(self, piece: int) -> None:
-        """Note that one of the pieces is read and written; from any thread."""
+        """One of them is read and written; from any thread."""
         self._last_done = self._clock.monotonic()
         self._done |= {piece}
 

@@ -122,7 +122,7 @@ def _read_once(
                 if back:
                     source.pause(back)
                 if left_out and not waited_for:
-                    break  # the rest is paused, and would never end by itself
+                    break  # what is paused never comes to an end by itself
     except LoginError:
         raise
     except NotPersistedYet as error:

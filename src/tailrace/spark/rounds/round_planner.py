@@ -15,7 +15,7 @@ from .troubled_vbuckets import HeldBack, TroubledVBuckets
 __all__ = ["RoundPlanner"]
 
 _LOOK_S = 1.0
-"""How often it asks for failover logs even if nothing is new."""
+"""How often it asks for failover logs although nothing is new."""
 _BACKLOG = 1 << 20
 """About the most changes that a round reads of a backlog: a kill throws away the whole round."""
 
@@ -52,7 +52,7 @@ class RoundPlanner:
 
     @property
     def is_holding(self) -> bool:
-        """Whether changes are held back because not every copy has them on disk yet."""
+        """Whether there is something that not every copy has on disk yet."""
         return bool(self._held)
 
     @property
@@ -84,7 +84,7 @@ class RoundPlanner:
         return state
 
     def plan(self, state: BucketState) -> tuple[BucketState, RoundPlan]:
-        """The plan, and the state of the bucket that it was made for."""
+        """What to do, and the state of the bucket that this was planned for."""
         plan = self._plan(state)
         if state.has_old_logs and (any(plan.decisions) or (self._asked.settings.once and plan.is_empty)):
             # old logs can make changes look taken back, and can't prove that all has been read
@@ -97,7 +97,7 @@ class RoundPlanner:
         return self.state.high_seqnos.get(vbucket, 0)
 
     def advance(self, plan: RoundPlan) -> None:
-        """Note that a round was done: the next begins where it left something."""
+        """A round was done: the next begins where it left something."""
         self._next_vbucket = list(plan.ranges)[-1] if plan.left_over and plan.ranges else 0
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class RoundRunner:
         on_committed: Callable[[RoundPlan], None],
         task_retry_s: float,
     ) -> None:
-        """``task_retry_s`` is how long a task tries to reconnect when its connection is lost."""
+        """``task_retry_s``: how long a task tries to reconnect when its connection is lost."""
         self._asked = asked
         self._clock = asked.clock
         self._handle = handle
@@ -230,7 +230,7 @@ class _WentBack:
     vbuckets: dict[int, tuple[int, int]]
     """By vbucket, from which seqno to which."""
     rows: list[int]
-    """For each table, how many rows were removed or restored."""
+    """For each table, how many rows that removed or restored."""
     stood: Mapping[int, Position]
     """The positions of the first table after going back."""
 

@@ -52,7 +52,7 @@ class CollectionTable:
 
 
 class MirrorKeywords(TypedDict, total=False):
-    """The settings of a mirror as keyword arguments, for type checkers."""
+    """The settings of a mirror, as keyword arguments that a type checker sees."""
 
     once: bool
     trigger_s: float | None
@@ -113,7 +113,7 @@ def build_mirror(
     clock: Clock = SYSTEM,
     in_background: bool = True,
 ) -> Mirror:
-    """A mirror that has not been started; `tailrace.spark.mirror` explains the settings."""
+    """A mirror that has not been started; `tailrace.spark.mirror` says what its settings mean."""
     if changes is None and changes_keep_s is not None:
         raise UsageError("changes_keep_s needs a change log; give its path with changes")
     given = source_options(url, options)

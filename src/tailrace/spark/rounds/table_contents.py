@@ -39,7 +39,7 @@ def mirror_contents(
 ) -> tuple[dict[str, str], bool]:
     """Options of the source for a mirror, and whether its tables have transaction records.
 
-    ``scopes`` are those of the tables, ``held`` the tables that exist already.
+    ``scopes`` are those of the tables, ``held`` the tables that are there already.
     """
     there = [table for table in held if table is not None]
     has = wants_transactions or any(table.source.get(_NOTE) for table in there)

@@ -1,4 +1,4 @@
-"""What `tailrace doctor` says about a table: whether its mirror can go on from where it stands."""
+"""What `tailrace doctor` says of a table: whether its mirror can go on from where it stands."""
 
 from __future__ import annotations
 

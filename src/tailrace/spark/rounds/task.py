@@ -158,7 +158,7 @@ class _Collection:
             self._sink(generation).add(rows.filter(pa.array(own == generation)))
 
     def _own(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows of this collection that the table does not have."""
+        """Rows of this collection that the table has not got."""
         own = pc.and_(
             pc.equal(batch["scope"], self.target.scope), pc.equal(batch["collection"], self.target.collection)
         )
@@ -219,7 +219,7 @@ class _TaskReader:
         self._dropped: set[int] = set()
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take rows as they come."""
+        """Rows as they come."""
         crash_point("mirror.in-read")
         began = self._clock.monotonic()
         kind = kind_of(batch)
@@ -240,17 +240,17 @@ class _TaskReader:
         self._dropped.add(vbucket)
 
     def hold(self, vbucket: int, why: str) -> None:
-        """Note that some copy of a vbucket does not have its changes on disk."""
+        """Not every copy of a vbucket has its changes on disk."""
         self.answer.held[vbucket] = why
         self._dropped.add(vbucket)
 
     def fail(self, vbucket: int, why: str) -> None:
-        """Note that a vbucket can't be read to the end of a snapshot."""
+        """A vbucket can't be read to the end of a snapshot."""
         self.answer.failed[vbucket] = why
         self._dropped.add(vbucket)
 
     def stand(self, vbucket: int, position: Position) -> None:
-        """Note that a vbucket has come to the end of a snapshot."""
+        """A vbucket has come to the end of a snapshot."""
         planned = self._planned_branches.get(vbucket)
         if planned is not None and position.seqno and position.vb_uuid not in planned:
             # The bucket has branched since the plan, though not before the start of the stream. A table that
@@ -262,7 +262,7 @@ class _TaskReader:
             collection.complete(vbucket)
 
     def finish(self, ranges: Mapping[int, Range]) -> TaskAnswer:
-        """Write the rest, and complete the answer."""
+        """Write the rest."""
         began = self._clock.monotonic()
         answer = self.answer
         for index, collection in enumerate(self._collections):

@@ -1,4 +1,4 @@
-"""What the tasks of a round must know about the tables and the change log that they write to."""
+"""What the tasks of a round must know of the tables and of the change log that they write to."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class TroubledVBuckets:
         on_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.anew = set(start_over)
-        """VBuckets to read again from the beginning, whatever the tables hold of them."""
+        """They are read again from the beginning, whatever the tables hold of them."""
         self.is_repair = bool(self.anew)
         self.refused: dict[int, Position] = {}
         """By vbucket, the position from which the bucket refused to go on."""
@@ -88,7 +88,7 @@ class TroubledVBuckets:
             self._on_trouble(why)
 
     def _wait(self, vbucket: int, now: float) -> float:
-        """Leave a vbucket alone for a while, longer each time; the time since which it waits."""
+        """Leave a vbucket alone for a while, for longer each time; since when it waits."""
         wait = self._waiting.get(vbucket)
         since = now if wait is None else wait.since
         self._waiting[vbucket] = _Wait(since, now + min(5.0, 0.2 + (now - since) / 2))
@@ -117,5 +117,5 @@ class HeldBack:
             self._on_trouble(f"waits until the changes are on disk everywhere; {counted(reasons)}")
 
     def release(self) -> None:
-        """Note that nothing is held back."""
+        """Nothing is held back."""
         self._say_at = None

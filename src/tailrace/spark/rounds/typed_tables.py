@@ -46,7 +46,7 @@ class TypedWish:
             object.__setattr__(self, "schema", INFER)
 
     def inferred(self, sample: Sequence[str | None]) -> DocumentColumns:
-        """Columns for a new table, inferred from documents."""
+        """Columns for a new table, from documents."""
         documents = [try_document(text, {}) for text in sample]
         evolve = True if self.evolve is None else self.evolve
         columns = DocumentColumns(pa.schema([]), evolve, self.value_column)

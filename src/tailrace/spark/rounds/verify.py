@@ -58,7 +58,7 @@ class Verdict:
     table_version: int
     table_positions: Mapping[int, Position]
     bucket_seqnos: Mapping[int, int]
-    """The seqnos up to which the bucket was read."""
+    """Up to where the bucket was read."""
     omitted: int = 0
     """How many more differences there are than are named."""
     rescued: int = 0

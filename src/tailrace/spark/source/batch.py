@@ -56,7 +56,7 @@ class BatchReader(DataSourceReader):
         self.pushFilters = _FilterPushing(self)  # type: ignore[method-assign]
 
     def limit(self, filters: Iterable[Filter]) -> None:
-        """Read only what can pass these filters, as far as they can be used."""
+        """Read no more than what can pass these filters, as far as they can be used."""
         self._limits = limits_of(filters, self._limits.selection)
 
     def partitions(self) -> Sequence[InputPartition]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["DDL", "TailraceDataSource", "register"]
 
 DDL = ddl(COLUMN_TYPES)
-"""The columns of a read that does not choose any."""
+"""The columns of a read that chooses none."""
 
 
 _NO_STREAMS = "readStream needs Spark 4.2 or newer; read, ts.mirror and ts.table work with this one"
@@ -44,7 +44,7 @@ class NoStreamReader(DataSourceStreamReader):
         return self.initialOffset()
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Refuse, although nothing gets here."""
+        """Nothing gets here."""
         raise self._why
 
 
@@ -63,7 +63,7 @@ class TailraceDataSource(DataSource):
         self._given = dict(options)
 
     def schema(self) -> str:
-        """The columns that the options choose.
+        """The columns, as the options choose them.
 
         Spark asks for them when the frame is made, so errors in the options, or between them and the bucket,
         are raised here: in a query that is running, Spark would bury them in a page of its own.

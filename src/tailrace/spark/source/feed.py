@@ -166,8 +166,8 @@ def refuse_loss(
             )
         before = held.get(vbucket, Position.BEGINNING)
         if seqno == 0 < before.seqno and options.fail_on_data_loss:
-            # The producer asks for a rollback to 0 both if it does not have the branch and after a purge; but
-            # after a purge the position is still on a branch that it has.
+            # The producer answers a rollback to 0 both for a branch that it does not have and after a purge;
+            # but after a purge the position is still on a branch that it has.
             log = log_of(vbucket)
             is_purged = log is not None and (
                 plan(before, None, producer_log=log, high_seqno=MAX_U64).action is Action.RESUME

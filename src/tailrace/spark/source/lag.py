@@ -49,7 +49,7 @@ class Lag:
 
     @property
     def changes(self) -> int:
-        """How many changes the query is behind, in all vbuckets."""
+        """How many changes the query is behind, all vbuckets together."""
         return sum(self.by_vbucket.values())
 
     @property
@@ -87,7 +87,7 @@ class LagListener(StreamingQueryListener):
 
     @property
     def lags(self) -> dict[str, Lag]:
-        """The last report of every running query, by its run id, and of every mirror, by its name."""
+        """The last report of every running query, by the query's run id, and of mirrors by their names."""
         with self._lock:
             return dict(self._lags)
 

@@ -75,7 +75,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 class Offsets(dict[int, Position]):
-    """Positions that a user gave."""
+    """Positions that somebody gave."""
 
     def __init__(self, positions: Mapping[int, Position], bucket: str | None) -> None:
         super().__init__(positions)
@@ -348,15 +348,15 @@ _SPARK_OWN = frozenset({"paths", "datetimeformat", "timestampformat"})
 
 
 class Options(SimpleNamespace):
-    """The parsed options of one read, each as an attribute; see `OPTIONS`."""
+    """The options of one read, parsed: an attribute each, see `OPTIONS`."""
 
     def __repr__(self) -> str:
-        """The names only: some values are secret."""
+        """Without values: there are secrets among them."""
         return f"Options({', '.join(sorted(vars(self)))})"
 
 
 def partition_map(options: Options, vbuckets: Sequence[int]) -> dict[int, int]:
-    """The partition of each vbucket, dealt out in turn."""
+    """Partition by vbucket: dealt out in turn."""
     wanted = options.min_partitions or min(8, os.cpu_count() or 2)
     partitions = max(1, min(wanted, len(vbuckets)))
     return {vbucket: number % partitions for number, vbucket in enumerate(vbuckets)}

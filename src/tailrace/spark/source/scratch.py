@@ -38,7 +38,7 @@ class Scratch:
         atexit.register(self.remove)
 
     def remove(self) -> None:
-        """Delete the directory and everything in it."""
+        """Delete it with all that is in it."""
         if self._held is not None:
             atexit.unregister(self.remove)
             remove_tree(self.path)

@@ -33,7 +33,7 @@ class Selection:
     """Columns with their types, and conditions that rows must meet; picklable."""
 
     types: Mapping[str, str]
-    """In the order of the output; types as Spark writes them."""
+    """In the order in which they leave; types as Spark writes them."""
     ops: frozenset[str] | None = None
     key_prefixes: tuple[bytes, ...] | None = None
     """Prefixes of a document's key; rows that are not changes of documents pass."""
@@ -120,7 +120,7 @@ class Selection:
         return batch
 
     def columns_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The chosen columns of a batch, in their chosen form."""
+        """The columns of a batch, in the form that was asked for."""
         if self.types == COLUMN_TYPES:
             return batch
         arrays = [

@@ -1,9 +1,9 @@
 """The spool: changes that were received and wait for their micro-batch.
 
 A DCP range can't be read twice with the same result: the producer folds repeated changes, and after a
-failover the range is another one. So changes are received once, written as Arrow files (segments), handed to
-the executors as they are, and deleted when Spark has committed the batch. The size of the spool is bounded;
-when it is full the reader's thread waits, and through flow control the producer waits too.
+failover it is another range. So changes are received once, written as Arrow files (segments), handed to the
+executors as they are, and deleted when Spark has committed the batch. The size of the spool is bounded;
+when it is full the reader's thread waits, and with it, through flow control, the producer.
 
 A segment is cut by partition: rows of a vbucket always go to the same one, in order. Deliveries are small,
 and a file for each would cost more than its contents, so they are gathered while the planner has enough to
@@ -35,7 +35,7 @@ SEGMENT_BYTES = 64 << 20
 
 
 def segment_rows(batch_rows: int | None) -> int:
-    """How many rows a segment has, for whole segments to fill a batch of at most ``batch_rows``."""
+    """How many rows a segment has, so that whole ones fill a batch of at most ``batch_rows``."""
     return SEGMENT_ROWS if batch_rows is None else batch_rows // -(-batch_rows // SEGMENT_ROWS)
 
 
@@ -57,7 +57,7 @@ class FeedDelivery(NamedTuple):
     rows: pa.RecordBatch
     positions: Mapping[int, Position]
     rollbacks: Mapping[int, Position] = MappingProxyType({})
-    """VBuckets that went back before these rows, and the positions they went back to."""
+    """VBuckets that went back before these rows, and where to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class SpoolSegment:
 
 
 class Spool:
-    """Segments in a spool place; the reader's thread appends, the planner takes, Spark's commit releases."""
+    """Segments in their place; the reader's thread appends, the planner takes, Spark's commit releases."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Spool:
         self._awaited = False
         self._error: BaseException | None = None
         self._lost = False
-        """A segment could not be written, so none may follow."""
+        """A segment could not be written: none may follow it."""
         self._closed = False
         self._finished = False
 
@@ -283,14 +283,14 @@ class Spool:
             return segments
 
     def _flush_for(self, after: int) -> None:
-        """Write what was gathered if the planner has nothing to do otherwise."""
+        """The planner has nothing to do: write what there is."""
         with self._changed:
             has_some = self._next > after
         if not has_some:
             self.flush()
 
     def between(self, first: int, last: int) -> list[SpoolSegment]:
-        """The segments from number ``first`` to ``last``, excluding ``last``."""
+        """The segments with these numbers, the last one excluded."""
         with self._changed:
             return [segment for segment in self._segments if first <= segment.number < last]
 
@@ -313,7 +313,7 @@ class Spool:
             self._segments.clear()
             self._gathered.clear()
             self._changed.notify_all()
-        with self._writing:  # otherwise a segment that is being written would be left behind
+        with self._writing:  # what is being written would stay behind
             self._delete([*left, *self._segments])
 
     def _delete(self, segments: Iterable[SpoolSegment]) -> None:

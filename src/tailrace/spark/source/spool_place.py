@@ -55,7 +55,7 @@ class SpoolPlace(Protocol):
         ...
 
     def remove(self) -> None:
-        """Delete the place and everything in it."""
+        """Delete it with all that is in it."""
         ...
 
 
@@ -127,7 +127,7 @@ class StorePlace:
 
     def remove(self) -> None:
         atexit.unregister(self.remove)
-        with suppress(StorageError):  # the next query cleans up
+        with suppress(StorageError):  # the next query finds it
             self._store.delete(file.path for file in self._store.list())
 
 

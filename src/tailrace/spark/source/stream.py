@@ -58,7 +58,7 @@ _FIRST_LOOKS = 10
 """How often the first batch of such a query looks for that much before it takes less."""
 
 _RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
-"""The module that Spark runs as the process of a stream's reader."""
+"""The module that Spark starts as the process in which a stream's reader lives."""
 
 
 class SpooledPartition(InputPartition):
