@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["keep_samples", "node_service"]
 
 
-async def keep_past(node: Node, past: Past) -> None:
+async def keep_samples(node: Node, samples: ChartSamples) -> None:
     """Take samples of a node for its page until this is cancelled."""
 
     async def sample() -> Sample:
