@@ -123,6 +123,6 @@ def test_a_reader_is_sampled_while_nobody_looks() -> None:
         with tailrace.connect_sync(node.url, on_open=reader.watch) as source:
             assert sum(1 for _ in source.changes(end="now")) >= 20
             assert reader.sample() == {"changes": 20, "lag_changes": 0}
-            while not get(beside.port, "/api/past")["samples"]:
-                time.sleep(0.2)  # the first was taken before it was connected
-            assert get(beside.port, "/api/past")["samples"]["changes"][-1] == 20
+            # the first samples may be from before all was read
+            while 20 not in get(beside.port, "/api/past")["samples"].get("changes", []):
+                time.sleep(0.2)
