@@ -122,9 +122,9 @@ def test_a_second_name_of_an_option_is_not_printed(run: Run, file: Path) -> None
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("[tail]\nonce = true\n", "[tail] in {file} has 'once', which is no option"),
-        ("[serv]\n", "[serv] in {file} is no command; you may mean 'serve'"),
-        ("[serve]\nprot = 1\n", "[serve] in {file} has 'prot', which is no option; you may mean 'port'"),
+        ("[tail]\nonce = true\n", "[tail] in {file} has 'once', which is not an option"),
+        ("[serv]\n", "[serv] in {file} is not a command; you may mean 'serve'"),
+        ("[serve]\nprot = 1\n", "[serve] in {file} has 'prot', which is not an option; you may mean 'port'"),
         (
             "[serve]\nport = {a = 1}\n",
             "port of [serve] in {file} must be a string, a number, true, false, or a list of those",
@@ -132,10 +132,10 @@ def test_a_second_name_of_an_option_is_not_printed(run: Run, file: Path) -> None
         ("serve = 1\n", "serve in {file} is a command, write [serve] and its options below it"),
         (
             "[cluster.start]\nnode = 1\n",
-            "start of [cluster] in {file} has 'node', which is no option; you may mean 'nodes'",
+            "start of [cluster] in {file} has 'node', which is not an option; you may mean 'nodes'",
         ),
         ("[serve]\nport = 'x'\n", "port of [serve]: 'x' is no whole number"),
-        ("prot = 1\n", "{file} has 'prot', which is no option of any command; you may mean 'port'"),
+        ("prot = 1\n", "{file} has 'prot', which is not an option of any command; you may mean 'port'"),
         ("[serve\n", "the configuration {file} is not TOML"),
     ],
 )

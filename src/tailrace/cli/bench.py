@@ -14,24 +14,24 @@ from .common import note
 
 BENCHES = {
     "decode": (
-        "changes into Arrow columns, beside memcpy and a loop over messages",
+        "changes into Arrow columns, against memcpy and a loop over messages",
         ["--mib", "32", "--rounds", "3"],
     ),
-    "client": ("a stream into Arrow, beside raw loopback", ["--mib", "64", "--rounds", "3"]),
-    "dump": ("a bucket into a Parquet file, beside its halves", ["--docs", "100000", "--rounds", "2"]),
-    "stream": ("a node's stream from disk, beside raw loopback", ["--docs", "100000", "--rounds", "3"]),
-    "frontend": ("key-value requests, beside memcached", ["--rounds", "3"]),
+    "client": ("a stream into Arrow, against raw loopback", ["--mib", "64", "--rounds", "3"]),
+    "dump": ("a bucket into a Parquet file, against its two halves", ["--docs", "100000", "--rounds", "2"]),
+    "stream": ("a node's stream from disk, against raw loopback", ["--docs", "100000", "--rounds", "3"]),
+    "frontend": ("key-value requests, against memcached", ["--rounds", "3"]),
     "peers": (
-        "java-dcp-client, gocbcore and go-dcp beside this client, by Maven and Go; only if named",
+        "this client against java-dcp-client, gocbcore and go-dcp; needs Maven and Go; only if named",
         ["--docs", "100000", "--sizes", "256", "--rounds", "3"],
     ),
     "growth": (
-        "what everything costs with more documents, vbuckets and readers; only if named",
+        "how costs grow with documents, vbuckets and readers; only if named",
         ["--docs", "10000,100000", "--rounds", "1", "--taken-mib", "64"],
     ),
-    "store": ("updates with fsync, beside RocksDB", ["--docs", "50000", "--updates", "100000"]),
+    "store": ("updates with fsync, against RocksDB", ["--docs", "50000", "--updates", "100000"]),
 }
-"""What each measures, and the options with which that takes well under a minute."""
+"""What each measures, and the options that keep it well under a minute."""
 ONLY_IF_NAMED = ("peers", "growth")
 
 
@@ -44,13 +44,13 @@ tailrace bench frontend --full
 """,
 )
 @click.argument("names", nargs=-1, type=click.Choice(list(BENCHES)), metavar="[NAME]...")
-@click.option("--full", is_flag=True, help="Take as long as it needs for figures worth publishing.")
+@click.option("--full", is_flag=True, help="Run long enough for figures worth publishing.")
 @click.option("--list", "only_list", is_flag=True, help="List what can be measured.")
 def command(names: tuple[str, ...], full: bool, only_list: bool) -> None:
     """Measure this machine, side by side with the peers that are installed.
 
-    Figures are ratios of what was measured in turn in one run, because machines are noisy. Nothing else
-    should run meanwhile. A peer that is not installed is left out.
+    Results are ratios of measurements taken in turn in one run, because machines are noisy. Run nothing else
+    meanwhile. A peer that is not installed is left out.
     """
     if only_list:
         for name, (about, _) in BENCHES.items():
@@ -65,7 +65,7 @@ def command(names: tuple[str, ...], full: bool, only_list: bool) -> None:
 
 
 def script(name: str) -> Path:
-    """In an installed package the programs are inside it, in a checkout beside the sources."""
+    """The program that measures it: inside an installed package, beside the sources in a checkout."""
     package = Path(__file__).parents[1]
     for place in (package / "bench", package.parents[1] / "bench"):
         for program in (place / f"{name}.py", place / name / "run.py"):

@@ -1,4 +1,4 @@
-"""What commands that talk to a bucket share: TLS options, the client, explanations of refusals."""
+"""What commands that talk to a bucket share: options, the client, explanations of refusals."""
 
 from __future__ import annotations
 
@@ -111,14 +111,14 @@ def source_options(function: F) -> F:
     """The options that limit what is read; they go into ``**options``, see `connect_options`."""
     for option in (
         click.option("--xattrs", is_flag=True, help="Include extended attributes."),
-        click.option("--no-value", is_flag=True, help="Keys and metadata only."),
-        click.option("--scope", default="", help="Only the collections of this scope."),
+        click.option("--no-value", is_flag=True, help="Read keys and metadata only."),
+        click.option("--scope", default="", help="Read only the collections of this scope."),
         click.option(
             "--collection",
             "collections",
             multiple=True,
             metavar="SCOPE.NAME",
-            help="Only this collection; may be repeated.",
+            help="Read only this collection; may be repeated.",
         ),
     ):
         function = option(function)
@@ -126,7 +126,7 @@ def source_options(function: F) -> F:
 
 
 def left_out_options(function: F) -> F:
-    """What a reading leaves out unless it is asked for; goes into ``**options``, see `connect_options`."""
+    """Options for what is otherwise left out; they go into ``**options``, see `connect_options`."""
     for option in (
         click.option(
             "--include-transactions", is_flag=True, help="Include transaction records: keys like _txn:…."
@@ -142,7 +142,7 @@ def every_version_option(function: F) -> F:
     return click.option(
         "--every-version",
         is_flag=True,
-        help="Every version of a document, as far back as the bucket keeps its history.",
+        help="Read every version of a document, as far back as the bucket keeps its history.",
     )(function)
 
 
@@ -152,14 +152,14 @@ def persisted_options(function: F) -> F:
         click.option(
             "--replica-patience",
             type=DURATION,
-            help="With --persisted-only: how long to wait for a replica that is down.  [default: for ever]",
+            help="With --persisted-only: how long to wait for a replica that is down.  [default: forever]",
         ),
         click.option(
             "--persisted-only",
             "--rollback-mitigation",
             "persisted_only",
             is_flag=True,
-            help="Take only what the active and every replica have on disk: no failover takes it back.",
+            help="Take only changes that the active and every replica have on disk: no failover undoes them.",
         ),
     ):
         function = option(function)
@@ -190,7 +190,7 @@ def _start_or_file(_ctx: click.Context, _param: click.Parameter, value: str) -> 
 
 
 def start_option(*, files: bool = False, state: bool = True) -> Callable[[F], F]:
-    """The option ``--from``, as ``start``; ``files``: also a file with positions; ``state``: there is one."""
+    """The option ``--from``, as ``start``; ``files``: it may name a file; ``state``: ``--state`` exists."""
     words = ["beginning", "now"]
     return click.option(
         "--from",
@@ -200,13 +200,13 @@ def start_option(*, files: bool = False, state: bool = True) -> Callable[[F], F]
         metavar="|".join([*words, "FILE"]) if files else None,
         default="beginning",
         show_default=True,
-        help=f"Where to start{'; FILE has positions as JSON' if files else ''}."
-        + (" A state file wins." if state else ""),
+        help=f"Where to start{'; FILE holds positions as JSON' if files else ''}."
+        + (" A state file takes precedence." if state else ""),
     )
 
 
 def end_option(default: str = "forever") -> Callable[[F], F]:
-    """The option ``--to``, as ``end``; ``--once`` of the mirror says the same as ``--to now``."""
+    """The option ``--to``, as ``end``; ``--once``, as the mirror calls ``--to now``, is accepted too."""
 
     def decorated(function: F) -> F:
         function = click.option("--once", "end", flag_value="now", hidden=True)(function)
@@ -216,7 +216,7 @@ def end_option(default: str = "forever") -> Callable[[F], F]:
             type=click.Choice(["now", "forever"]),
             default=default,
             show_default=True,
-            help="Where to end: with what is there at the start, or never.",
+            help="When to stop: after the changes that exist at the start, or never.",
         )(function)
 
     return decorated
@@ -238,7 +238,7 @@ def tap_name_option(function: F) -> F:
     return click.option(
         "--tap-name",
         metavar="NAME",
-        help="With --dialect tap: the node remembers this reader, and continues where it stopped.",
+        help="With --dialect tap: a name by which the node remembers where this reader stopped.",
     )(function)
 
 
@@ -263,7 +263,7 @@ def group_options(function: F) -> F:
             "--group-timeout",
             type=DURATION,
             default=30.0,
-            help="Consider members dead that are silent for this long.  [default: 30s]",
+            help="Consider a member dead after this much silence.  [default: 30s]",
         ),
         click.option(
             "--slot",
@@ -304,7 +304,7 @@ def retry_option(function: F) -> F:
         "--retry-for",
         type=DURATION,
         default=60.0,
-        help="How long to try to reconnect when the connection is lost.  [default: 60s]",
+        help="How long to keep trying to reconnect after a lost connection.  [default: 60s]",
     )(function)
 
 

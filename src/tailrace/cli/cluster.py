@@ -36,8 +36,8 @@ tailrace cluster stop
 def command() -> None:
     """Run several nodes on one machine: replicas, failover, rebalance.
 
-    A coordinator in the background holds the vbucket map. The cluster's directory has all its data; 'start'
-    uses it again after a stop.
+    A coordinator in the background holds the vbucket map. All data is in the cluster's directory, which
+    'start' uses again after a stop.
     """
 
 
@@ -55,7 +55,7 @@ def directory_option(function: F) -> F:
 
 @make_command("start", example="tailrace cluster start --nodes 3 --replicas 1 --auto-failover 5s")
 @click.option(
-    "--nodes", type=Integer(1, 32), default=3, show_default=True, help="How many nodes a new cluster has."
+    "--nodes", type=Integer(1, 32), default=3, show_default=True, help="Number of nodes of a new cluster."
 )
 @click.option("--bucket", default="default", show_default=True, help="Bucket of a new cluster.")
 @click.option(
@@ -63,7 +63,7 @@ def directory_option(function: F) -> F:
     type=Integer(1, 1024),
     default=64,
     show_default=True,
-    help="VBuckets of a new cluster, a power of two.",
+    help="Number of vbuckets of a new cluster, a power of two.",
 )
 @click.option(
     "--replicas",
@@ -80,10 +80,10 @@ def directory_option(function: F) -> F:
     type=DURATION,
     default=0.0,
     metavar="TIME",
-    help="Fail over a node that is silent for this long, while most nodes answer.  [default: never]",
+    help="Fail over a node after this much silence, if most nodes still answer.  [default: never]",
 )
 @click.option(
-    "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A setting of every node, see 'serve'."
+    "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A setting for every node, see 'serve'."
 )
 @click.option("--foreground", is_flag=True, help="Stay in the foreground until Ctrl-C.")
 @directory_option
@@ -106,11 +106,11 @@ def start(
     from ..server.settings import Settings
 
     if vbuckets & (vbuckets - 1):
-        raise UsageError(f"--vbuckets {vbuckets} is no power of two, write one from 1 to 1024")
+        raise UsageError(f"--vbuckets {vbuckets} is not a power of two, write one from 1 to 1024")
     Settings.parse(assignments)
     if _runs(directory):
         raise TailraceError(f"the cluster in {str(directory)!r} runs already; see 'tailrace cluster status'")
-    (directory / DOOR_FILE).unlink(missing_ok=True)  # of a coordinator that was killed
+    (directory / DOOR_FILE).unlink(missing_ok=True)  # left by a coordinator that was killed
     coordinator = Coordinator(directory)
     if coordinator.load():
         _tell_what_stays(coordinator)
@@ -133,7 +133,7 @@ def start(
 
 
 def _tell_what_stays(cluster: ClusterState) -> None:
-    """The cluster in the directory is not a new one: say which options of the command line change nothing."""
+    """Report the options of the command line that have no effect because the cluster exists already."""
     context = click.get_current_context()
     is_now = {
         "nodes": len(cluster.ports),
@@ -151,7 +151,7 @@ def _tell_what_stays(cluster: ClusterState) -> None:
 
 
 def _tell_what_is_missing(cluster: ClusterState) -> None:
-    """Replicas for which there are too few nodes are made when nodes are added."""
+    """Report how many replicas are missing until nodes are added."""
     nodes, replicas = len(cluster.ports), cluster.replicas
     if nodes > replicas:
         return
@@ -176,12 +176,12 @@ def _start_in_background(directory: Path, auto_failover_s: float) -> None:
 
     arguments = [sys.executable, "-m", "tailrace", "cluster", "start", "--foreground"]
     arguments += ["--dir", str(directory), "--auto-failover", f"{auto_failover_s:g}s"]
-    with open(directory / "log", "ab") as log:  # noqa: PTH123 - the coordinator goes on writing to it
+    with open(directory / "log", "ab") as log:  # noqa: PTH123 - the coordinator keeps writing to it
         process = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     wait_until_ready(directory, lambda: process.poll() is not None, _START_S)
-    process.returncode = 0  # it goes on without us
+    process.returncode = 0  # it keeps running: Popen must not warn about that
 
 
 @make_command("status", example="tailrace cluster status --json")
@@ -199,7 +199,7 @@ def status(directory: Path, as_json: bool) -> None:
 def add(node: str | None, directory: Path, as_json: bool) -> None:
     """Add a new node, or bring NODE back if it is down or was failed over.
 
-    It gets active vbuckets with the next rebalance.
+    It gets active vbuckets at the next rebalance.
     """
     added = _call(directory, "add", node=node)
     if as_json:
@@ -213,13 +213,13 @@ def add(node: str | None, directory: Path, as_json: bool) -> None:
 @directory_option
 @json_option("Write the status as JSON.")
 def remove(node: str, directory: Path, as_json: bool) -> None:
-    """Move everything away from NODE and stop it; nothing is lost."""
+    """Move everything off NODE and stop it; nothing is lost."""
     _show(_call(directory, "remove", node=node), as_json)
 
 
 @make_command("failover", example="tailrace cluster failover n2")
 @click.argument("node")
-@click.option("--force", is_flag=True, help="Even if vbuckets are lost with it.")
+@click.option("--force", is_flag=True, help="Take it out even if vbuckets are lost with it.")
 @directory_option
 @json_option("Write what was promoted and lost as JSON.")
 def failover(node: str, force: bool, directory: Path, as_json: bool) -> None:

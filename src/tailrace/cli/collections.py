@@ -26,10 +26,10 @@ tailrace collections couchbase://127.0.0.1 --drop shop.orders
 )
 @url_argument
 @click.option(
-    "--create", multiple=True, metavar="SCOPE.NAME", help="Create a collection, and its scope if need be."
+    "--create", multiple=True, metavar="SCOPE.NAME", help="Create a collection, and its scope if missing."
 )
 @click.option(
-    "--modify", multiple=True, metavar="SCOPE.NAME", help="Give a collection another --max-ttl or --history."
+    "--modify", multiple=True, metavar="SCOPE.NAME", help="Change a collection's --max-ttl or --history."
 )
 @click.option(
     "--drop", multiple=True, metavar="SCOPE.NAME", help="Drop a collection, or without .NAME a whole scope."
@@ -37,13 +37,13 @@ tailrace collections couchbase://127.0.0.1 --drop shop.orders
 @click.option(
     "--max-ttl",
     metavar="SECONDS",
-    help="With --create or --modify: documents expire after this at the latest; 0: never, 'default': as in "
-    "the bucket.",
+    help="With --create or --modify: documents expire after this time at the latest; 0 is never, 'default' "
+    "the bucket's value.",
 )
 @click.option(
     "--history/--no-history",
     default=None,
-    help="With --create or --modify: whether every version is kept, if the bucket keeps a history.  "
+    help="With --create or --modify: whether to keep every version, if the bucket keeps a history.  "
     "[default: yes]",
 )
 @json_option("Write the manifest as JSON.")
@@ -63,7 +63,7 @@ def command(
 
     properties = _properties(max_ttl, history)
     if properties and not create and not modify:
-        raise UsageError("--max-ttl and --history are of the collections that --create or --modify names")
+        raise UsageError("--max-ttl and --history apply to collections that --create or --modify names")
     if modify and not properties:
         raise UsageError("--modify needs --max-ttl, --history or --no-history")
     with open_kv(url, tls) as client:

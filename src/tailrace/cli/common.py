@@ -1,4 +1,4 @@
-"""What all commands share: their class, options, parameter types and ways to write.
+"""What all commands share: their class, options, parameter types and output.
 
 Results go to stdout, everything else to stderr. An error is raised, never printed: `main` turns it into one
 line and an exit code.
@@ -102,7 +102,7 @@ def _set_log_json(ctx: click.Context, _param: click.Parameter, given: bool) -> N
 
 
 def _take_from_file(ctx: click.Context, _param: click.Parameter, file: Path | None) -> None:
-    """``--config`` behind a command is the same as before it."""
+    """``--config`` after a command means the same as before it."""
     if file is None:
         return
     _program, *names = ctx.command_path.split()
@@ -113,7 +113,7 @@ def _take_from_file(ctx: click.Context, _param: click.Parameter, file: Path | No
 
 
 class _Documented(click.Command):
-    """A command with ``--debug``, ``--config`` and the options of the log; its help ends with examples."""
+    """A command with ``--debug``, ``--config`` and logging options; its help ends with examples."""
 
     def __init__(self, *args: Any, example: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -125,7 +125,7 @@ class _Documented(click.Command):
                 is_eager=True,
                 expose_value=False,
                 callback=_set_debug,
-                help="Show the traceback of an error.",
+                help="Show a traceback with an error.",
             )
         )
         if not any(parameter.name == "config" for parameter in self.params):
@@ -136,7 +136,7 @@ class _Documented(click.Command):
                     is_eager=True,
                     expose_value=False,
                     callback=_take_from_file,
-                    help="Options of commands, as TOML; see 'tailrace config'.",
+                    help="Read options from this TOML file; see 'tailrace config'.",
                 )
             )
         self.params += [
@@ -145,7 +145,7 @@ class _Documented(click.Command):
                 type=click.Choice(LEVELS),
                 expose_value=False,
                 callback=_set_log_level,
-                help="What goes to the log on stderr.  [default: warning]",
+                help="Lowest level to log, on stderr.  [default: warning]",
             ),
             click.Option(
                 ["--log-json"],
@@ -182,19 +182,19 @@ class Group(_Documented, click.Group):
     """A command with commands of its own."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("no_args_is_help", False)  # a missing command is an error, told in one line
+        kwargs.setdefault("no_args_is_help", False)  # a missing command is a one-line error
         super().__init__(*args, **kwargs)
 
 
 def command(
     name: str, *, example: str, **attributes: Any
 ) -> Callable[[Callable[..., Any]], DocumentedCommand]:
-    """Make a command of a function; its docstring is the help, ``example`` one or more command lines."""
+    """Make a function a command; its docstring is the help, ``example`` one or more command lines."""
     return click.command(name, cls=DocumentedCommand, example=example, **attributes)
 
 
 def group(name: str, *, example: str, **attributes: Any) -> Callable[[Callable[..., Any]], Group]:
-    """Make a command that has commands of its own."""
+    """Make a function a command that has commands of its own."""
     return click.group(name, cls=Group, example=example, **attributes)
 
 
@@ -218,7 +218,7 @@ class Parsed(_ParamType):
 
 
 class Integer(Parsed):
-    """A whole number within bounds; unlike click's own it takes nothing but ASCII digits."""
+    """A whole number within bounds; unlike click's own type it accepts only ASCII digits."""
 
     def __init__(self, minimum: int = 0, maximum: int = (1 << 63) - 1) -> None:
         super().__init__("integer", lambda text: parse_integer(text, minimum=minimum, maximum=maximum))
@@ -246,7 +246,7 @@ class LocalPath(Parsed):
 class TablePath(Parsed):
     """A directory or the prefix of an object store by the rules of `paths`, as text.
 
-    A wrong one is refused before anybody is connected to and before Spark is started.
+    An invalid one is refused before anything is connected or Spark is started.
     """
 
     def __init__(self, name: str = "table") -> None:
@@ -290,8 +290,8 @@ def cant_listen(host: str, port: int, error: OSError, option: str = "--port") ->
 
 
 def standard_input() -> IO[bytes]:
-    """What a command reads where no file is named."""
-    if sys.stdin is None:  # it was closed by whoever started us
+    """The input of a command that is given no file."""
+    if sys.stdin is None:  # the parent process closed it
         raise UsageError("stdin is closed, so there is nothing to read: give a file")
     return sys.stdin.buffer
 
@@ -300,7 +300,7 @@ def standard_input() -> IO[bytes]:
 
 
 _above_bar: list[Callable[[str], None]] = []
-"""What writes above the progress bar that is shown now, if there is one."""
+"""Functions that write above the progress bars now shown, the innermost last."""
 
 
 def note(text: str) -> None:
@@ -329,7 +329,7 @@ class JsonLines:
         self._encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
     def write(self, value: Any) -> None:
-        """Write one object; only `flush` makes sure that it is out."""
+        """Write one object; only `flush` makes sure it is output."""
         self._stream.write(self._encode(value).encode() + b"\n")
 
     def flush(self) -> None:
@@ -338,7 +338,7 @@ class JsonLines:
 
 
 class ProgressDisplay:
-    """Shows how far a command is; silent without a terminal."""
+    """Shows a command's progress; silent without a terminal."""
 
     def __init__(
         self,
@@ -352,9 +352,9 @@ class ProgressDisplay:
         self.advance = advance
         self.describe = describe
         self.expect = expect
-        """Say how much there is in all, where that is not known from the start."""
+        """Set the total, where it is not known from the start."""
         self.reach = reach
-        """Say how much is done in all, where that is known better than each step."""
+        """Set how much is done so far, where that is known rather than each step."""
         self.is_shown = is_shown
         """Whether there is a terminal."""
 
@@ -365,7 +365,7 @@ def progress(
 ) -> Iterator[ProgressDisplay]:
     """A progress bar on stderr while the block runs, if stderr is a terminal.
 
-    ``beside_results``: the block writes to stdout; a bar on the same terminal would be written over.
+    ``beside_results``: the block writes to stdout, so there is no bar if stdout is a terminal too.
     """
     if not sys.stderr.isatty() or (beside_results and sys.stdout.isatty()):
         yield ProgressDisplay()
@@ -375,7 +375,7 @@ def progress(
     from rich.markup import escape
 
     class Display(bars.Progress):
-        """One line; what says how far it is comes with the total."""
+        """One line; bar and time left appear once the total is known."""
 
         def get_renderables(self) -> Iterator[RenderableType]:
             is_known = all(task.total is not None for task in self.tasks)

@@ -19,9 +19,9 @@ tailrace completion fish > ~/.config/fish/completions/tailrace.fish
 )
 @click.argument("shell", type=click.Choice(SHELLS))
 def command(shell: str) -> None:
-    """Print a script that completes tailrace's command lines in your shell.
+    """Print a completion script for your shell.
 
-    Put the output where your shell looks for completions, or read it in your shell's start file with
+    Put the output where your shell looks for completions, or load it in your shell's startup file with
     `eval "$(tailrace completion bash)"`.
     """
     from click.shell_completion import ShellComplete, get_completion_class
@@ -31,5 +31,5 @@ def command(shell: str) -> None:
     shell_class = get_completion_class(shell)
     assert shell_class is not None
     completer = shell_class(cli, {}, PROGRAM, COMPLETE_VARIABLE)
-    # the base class's method: bash's own asks the installed bash for its version first
+    # the base class's method: bash's own runs the installed bash to check its version
     click.echo(ShellComplete.source(completer))

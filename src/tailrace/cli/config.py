@@ -25,10 +25,10 @@ tailrace --config tailrace.toml config mirror --all
 @json_option("Write one JSON object per line.")
 @click.pass_context
 def command(ctx: click.Context, names: tuple[str, ...], everything: bool, as_json: bool) -> None:
-    """Print back the options of commands: from file, environment or default.
+    """Print the options that commands would run with: from file, environment or default.
 
-    The output is a configuration file. Passwords are not shown. All tables of the file are checked; a value
-    that its command would refuse is an error.
+    The output is a configuration file; passwords are not shown. All tables of the given file are checked: a
+    value that its command would refuse is an error.
     """
     root = ctx.find_root()
     program = root.command

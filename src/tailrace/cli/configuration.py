@@ -1,7 +1,7 @@
-"""One file for the options of every command, in TOML: ``--config FILE``, before or behind the command.
+"""One file for the options of every command, in TOML: ``--config FILE``, before or after the command.
 
 A table has the name of a command and holds its options, named as on the command line but without the dashes,
-and its arguments in lower case. What stands above all tables is for every command that has such an option.
+and its arguments in lower case. Entries above all tables are for every command that has such an option.
 The command line wins, then the environment (``TAILRACE_SERVE_PORT``), then the file.
 """
 
@@ -27,7 +27,7 @@ MAX_BYTES = 1 << 20
 HIDDEN = "***"
 _PASSWORD = re.compile(r"(://[^/@:]*:)[^/]*(@)")
 _SECRET = re.compile(r"(?i)secret|passw|passphrase|token|credential|(access|account)[._-]?key|sas[._-]?key")
-"""In a setting of Spark: what Spark itself hides (``spark.redaction.regex``), and what it leaves out."""
+"""Names of Spark settings with secrets: those Spark itself hides (``spark.redaction.regex``), and more."""
 
 Section = dict[str, Any]
 
@@ -49,7 +49,7 @@ def read(path: Path) -> Section:
 def configure(program: click.Context, name: str, path: Path) -> Section:
     """Let a command take options from a file; ``config``, which prints them, gets those of all commands.
 
-    The part of the file that is for the command. The names of all tables are checked.
+    Returns the part of the file that is for the command. The names of all tables are checked.
     """
     assert isinstance(program.command, click.Group)
     content, names = read(path), program.command.list_commands(program)
@@ -62,13 +62,13 @@ def configure(program: click.Context, name: str, path: Path) -> Section:
         assert command.name is not None
         program.default_map[command.name] = default_map(content, command, command.name, path)
         known |= _all_names(command)
-    if name == "config":  # who runs a command does not wait until all are loaded
+    if name == "config":  # other commands don't wait until all are loaded
         _check_common(content, known, path)
     return dict(program.default_map.get(name, {}))
 
 
 def default_map(content: Mapping[str, Any], command: click.Command, name: str, path: Path) -> Section:
-    """The part of a file that is for a command, by the names that click gives its parameters."""
+    """The part of a file that is for a command, by click's names of its parameters."""
     common = {key: value for key, value in content.items() if not isinstance(value, dict)}
     section = content.get(name, {})
     if not isinstance(section, dict):
@@ -86,7 +86,9 @@ def _for(command: click.Command, common: Section, section: Section, where: str) 
                 raise UsageError(f"{key} of {where} is a command, and has a table of its own")
             continue
         if key not in parameters:
-            raise UsageError(f"{where} has {key!r}, which is no option{_hint(key, [*parameters, *members])}")
+            raise UsageError(
+                f"{where} has {key!r}, which is not an option{_hint(key, [*parameters, *members])}"
+            )
         values[parameters[key].name] = _plain(value, key, where)
     for name, member in members.items():
         values[name] = _for(member, common, section.get(name, {}), f"{name} of {where}")
@@ -94,27 +96,27 @@ def _for(command: click.Command, common: Section, section: Section, where: str) 
 
 
 def _names(command: click.Command) -> dict[str, click.Parameter]:
-    """The parameters of a command by the names that a file has for them."""
+    """The parameters of a command by their names in a file."""
     return {_name(parameter): parameter for parameter in command.params if is_setting(parameter)}
 
 
 def _all_names(command: click.Command) -> set[str]:
-    """With those of the commands below it."""
+    """The names of a command and of the commands below it."""
     members = command.commands.values() if isinstance(command, click.Group) else ()
     return set(_names(command)).union(*map(_all_names, members))
 
 
 def _check_common(content: Mapping[str, Any], known: set[str], path: Path) -> None:
-    """Raise if something above all tables is for nobody."""
+    """Raise if an entry above all tables is an option of no command."""
     for key, value in content.items():
         if not isinstance(value, dict) and key not in known:
             hint = _hint(key, sorted(known)) if difflib.get_close_matches(key, known, 1) else ""
-            raise UsageError(f"{str(path)!r} has {key!r}, which is no option of any command{hint}")
+            raise UsageError(f"{str(path)!r} has {key!r}, which is not an option of any command{hint}")
 
 
 def is_setting(parameter: click.Parameter) -> bool:
-    """Whether a file may have it: what a command is given, and how it keeps its log. Not a second name that
-    the command line takes for the same.
+    """Whether a file may set it: what is passed to the command, and its logging options, but no hidden
+    alias.
     """
     if isinstance(parameter, click.Option) and parameter.hidden:
         return False
@@ -122,8 +124,8 @@ def is_setting(parameter: click.Parameter) -> bool:
 
 
 def name_variables(ctx: click.Context, command: click.Command) -> None:
-    """An option's variable is named like the option; click names it after our name of its value, which also
-    works: ``TAILRACE_MIRROR_STORAGE_OPTION``, and ``…_OPTIONS``.
+    """Name an option's variable like the option. Click's own choice, the name of our parameter, works too:
+    ``TAILRACE_MIRROR_STORAGE_OPTION``, and ``…_OPTIONS``.
     """
     for parameter in command.params if ctx.auto_envvar_prefix else ():
         if isinstance(parameter, click.Option) and parameter.envvar is None and is_setting(parameter):
@@ -140,7 +142,7 @@ def check_sections(content: Mapping[str, Any], commands: Sequence[str], path: Pa
     """Raise if a table is not named after a command."""
     for key, value in content.items():
         if isinstance(value, dict) and key not in commands:
-            raise UsageError(f"[{key}] in {str(path)!r} is no command{_hint(key, [*commands])}")
+            raise UsageError(f"[{key}] in {str(path)!r} is not a command{_hint(key, [*commands])}")
 
 
 def _hint(key: str, names: list[str]) -> str:
@@ -149,7 +151,7 @@ def _hint(key: str, names: list[str]) -> str:
 
 
 def _plain(value: object, key: str, where: str) -> object:
-    """A value as it would be written on the command line."""
+    """A value as it would be on the command line."""
     if isinstance(value, bool):
         return value
     if isinstance(value, list):
@@ -163,7 +165,7 @@ def _plain(value: object, key: str, where: str) -> object:
 
 
 def effective(ctx: click.Context, command: click.Command) -> Iterator[tuple[str, Any, str]]:
-    """The parameters of a command: name, value, and where it comes from."""
+    """The parameters of a command: name, value, and where the value comes from."""
     name_variables(ctx, command)
     for parameter in command.params:
         if not is_setting(parameter):
@@ -215,6 +217,6 @@ def shown(name: str, value: object) -> object:
 
 
 def _first_part(text: str, separator: str) -> str:
-    """The name before a secret; of a text that has no name all may be one."""
+    """The name before a secret; a text without a name may be all secret."""
     name, has_name, _ = text.partition(separator)
     return f"{name}{separator}{HIDDEN}" if has_name else HIDDEN

@@ -24,7 +24,7 @@ from .common import INPUT_FILE, Integer, JsonLines, json_option, note, standard_
 from .common import command as make_command
 
 MAX_INPUT = 256 << 20
-"""Hex and raw bytes are taken as a whole; a capture of any size is read packet by packet."""
+"""Hex and raw bytes are read whole; a capture of any size is read packet by packet."""
 
 MAX_BUFFERED = 512 << 20
 """Bytes of unfinished frames in all conversations of a capture."""
@@ -38,7 +38,7 @@ class Shown:
 
     frame: Description
     place: dict[str, Any]
-    """For JSON, beside what the frame says itself."""
+    """For JSON, in addition to the frame's own members."""
     prefix: str = ""
     """For text, before the frame's first line."""
 
@@ -60,33 +60,34 @@ tailrace decode --json --port 11210 capture.pcap
 @click.option(
     "--direction",
     type=click.Choice(tuple(direction.value for direction in Direction)),
-    help="Where the frames go: to the producer or server, or to a reader or replica.  [default: worked out]",
+    help="Where the frames go: to the producer or server, or to a reader or replica.  [default: worked out "
+    "from the bytes]",
 )
 @click.option(
     "--format",
     "form",
     type=click.Choice(FORMATS),
     default="auto",
-    help="Form of the input.  [default: guessed]",
+    help="Format of the input.  [default: guessed]",
 )
 @click.option(
     "--port",
     type=Integer(1, 0xFFFF),
-    help="Only the conversations of a capture with this server port.",
+    help="Show only conversations of a capture with this server port.",
 )
-@json_option("Write one JSON object per frame and line.")
+@json_option("Write one JSON object per frame, one per line.")
 def command(
     file: Path, dialect: str | None, direction: str | None, form: str, port: int | None, as_json: bool
 ) -> None:
     """Show hex, raw bytes or a capture as readable frames.
 
     FILE holds hex (plain, or a dump of xxd, hexdump -C or Wireshark, or a document with drawn packets), raw
-    bytes, or a libpcap or pcapng capture, whose TCP conversations are put together. Without FILE, or with -,
+    bytes, or a libpcap or pcapng capture, whose TCP conversations are reassembled. Without FILE, or with -,
     stdin is read.
 
     Several lines of plain hex are read as one stream if that gives whole frames, otherwise as one packet per
-    line. Packets that the protocol documents draw with wrong lengths are read as they are meant, with a note
-    that names the erratum. At bytes that are no frame the command stops, with exit code 1.
+    line. Packets that the protocol documents draw with wrong lengths are read as meant, with a note that
+    names the erratum. At bytes that are not a frame the command stops, with exit code 1.
     """
     known = DIALECTS[dialect] if dialect else None
     way = Direction(direction) if direction else None
@@ -98,7 +99,7 @@ def command(
             return
         data = head + stream.read(MAX_INPUT + 1 - len(head))
     if port is not None:
-        raise UsageError("--port chooses conversations of a capture, and the input is none")
+        raise UsageError("--port chooses conversations of a capture, but the input is not a capture")
     if len(data) > MAX_INPUT:
         raise InputError(f"the input is larger than {format_size(MAX_INPUT)}, give it in parts")
     observer = Observer(known, way)
@@ -160,7 +161,7 @@ def _packets(data: bytes, form: str) -> list[tuple[str, bytes]]:
     try:
         chunks = hexdump.parse(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        raise InputError("the input is no text, so it can't be hex") from None
+        raise InputError("the input is not text, so it can't be hex") from None
     if not chunks:
         raise InputError("there is no hex in the input, give hex, raw bytes or a capture")
     joined = b"".join(chunk.data for chunk in chunks)
@@ -173,7 +174,7 @@ def _packets(data: bytes, form: str) -> list[tuple[str, bytes]]:
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether bytes are text; no frame is, because its header has bytes that no text has."""
+    """Whether bytes are text; no frame is, because its header has bytes that text never has."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -205,7 +206,7 @@ class _Capture:
         self._strangers = 0
 
     def add(self, piece: pcap.Bytes | pcap.Gap | pcap.ConversationEnded) -> Iterator[Shown]:
-        """The frames that are whole with a piece of a conversation."""
+        """The frames that a piece of a conversation completes."""
         number = piece.conversation
         if isinstance(piece, pcap.ConversationEnded):
             yield from self._finish(number)
@@ -234,7 +235,7 @@ class _Capture:
             raise InputError("the capture has too many unfinished frames, choose a --port")
 
     def finish(self) -> Iterator[Shown]:
-        """Frames that are only known at the end; then a note on what is none."""
+        """Frames that are recognised only at the end; then a note on conversations without any."""
         for number in list(self._talks):
             yield from self._finish(number)
         if self._strangers:
@@ -243,7 +244,7 @@ class _Capture:
             raise InputError("there are no frames in the capture, was it TLS, or another port?")
 
     def _finish(self, number: int) -> Iterator[Shown]:
-        """The last frames of a conversation, and a note on each direction with bytes that are none."""
+        """The last frames of a conversation, and a note on each direction with bytes that are not frames."""
         talk = self._talks.pop(number, None)
         if talk is None:
             return  # nothing was sent in it
@@ -287,9 +288,9 @@ def _show_capture(
             for piece in streams.feed(packet):
                 for shown in capture.add(piece):
                     show(shown)
-            sys.stdout.buffer.flush()  # the capture may still be growing, with somebody watching
+            sys.stdout.buffer.flush()  # somebody may be watching a capture that is still growing
     except InputError as error:
-        damage = error  # what came before it is shown first
+        damage = error  # raised once the frames before it are shown
     for piece in streams.finish():
         for shown in capture.add(piece):
             show(shown)

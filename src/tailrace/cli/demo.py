@@ -47,14 +47,14 @@ _PATIENCE_S = 180.0
     "--dir",
     "directory",
     type=DIRECTORY,
-    help="Where everything goes.  [default: a new folder]",
+    help="Where to put everything.  [default: a new folder]",
 )
 def command(docs: int, seed: int, directory: Path | None) -> int:
-    """Show everything: a node, a mirror, a failover that loses changes, the repair.
+    """Run a demo: a node, a mirror, a failover that loses changes, the repair.
 
     Starts a node, writes documents, mirrors them into a Delta table with Spark, changes and deletes some,
-    forces a failover that loses changes, lets the mirror roll back and repair itself, and proves with verify
-    that table and source are equal. Leaves a report behind.
+    forces a failover that loses changes, lets the mirror roll back and repair itself, and proves with
+    'verify' that table and source are equal. Leaves a report behind.
     """
     need_spark()
     home = directory or Path(tempfile.mkdtemp(prefix="tailrace-demo-"))
@@ -65,7 +65,7 @@ def command(docs: int, seed: int, directory: Path | None) -> int:
 
 @contextmanager
 def _node(home: Path) -> Iterator[str]:
-    """A node of its own, as a process."""
+    """A node in a process of its own."""
     ready = home / "node.json"
     ready.unlink(missing_ok=True)
     arguments = ["serve", "--port", "0", "--vbuckets", str(VBUCKETS), "--data", str(home / "data")]
@@ -188,7 +188,7 @@ class _Demo:
     def _write(
         self, writer: KvClient, numbers: Iterable[int], value: dict[str, Any], deleted: Iterable[int] = ()
     ) -> None:
-        """Many writes at once."""
+        """Write and delete many documents in batches."""
         from ..client.load import from_json_lines
 
         lines = [{"key": self._key(number).decode(), "value": {**value, "n": number}} for number in numbers]
@@ -234,7 +234,7 @@ class _Demo:
             sleep(0.1)
         raise TailraceError("the mirror did not catch up in time; is the machine very busy?")
 
-    # what is seen
+    # what is shown
 
     def _on_progress(self, applied: RoundProgress) -> None:
         with self._lock:
@@ -268,12 +268,12 @@ class _Demo:
             )
 
     def _reached(self, vbucket: int) -> int:
-        """What the table has of the bucket's history: after the failover, nothing that was lost."""
+        """The seqno to which the table has the bucket's history, not counting what the failover lost."""
         seqno = self.positions.get(vbucket, 0)
         return seqno if vbucket in self.rolled_back else min(seqno, self._kept.get(vbucket, seqno))
 
     def _add_last_sample(self, verdict: Verdict) -> None:
-        """Takes the version from verify: compaction and cleaning have made more since the last round."""
+        """Its version is from verify: compaction and cleaning have made more since the last round."""
         from ..spark.report import Sample
 
         self.version, self.table_rows = verdict.table_version, verdict.rows
@@ -289,7 +289,7 @@ class _Demo:
         )
 
     def _lost_changes(self) -> list[LostChange]:
-        """By name, from two versions of the table: what it showed before the failover, and shows now."""
+        """The lost changes by key, from two versions of the table: before the failover, and now."""
         from ..spark.report import LostChange
         from ..table.reading import read_table
 

@@ -1,4 +1,4 @@
-"""``tailrace doctor``: everything that can be wrong between here, bucket and table."""
+"""``tailrace doctor``: looks for problems between here, bucket and table."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ tailrace doctor couchbase://127.0.0.1/default --checkpoint ./query.checkpoint
     "--checkpoint",
     type=DIRECTORY,
     metavar="DIR",
-    help="Also check the checkpoint of a streaming query on the bucket.",
+    help="Also check the checkpoint of a streaming query that reads the bucket.",
 )
-@click.option("--strict", is_flag=True, help="Exit code 1 on a warning too.")
+@click.option("--strict", is_flag=True, help="Exit with code 1 on a warning too.")
 @click.option(
     "--timeout", "timeout_s", type=DURATION, default=5.0, help="How long to wait for a node.  [default: 5s]"
 )
@@ -67,12 +67,11 @@ def command(
     as_json: bool,
     **tls: Any,
 ) -> int:
-    """Check everything that can be wrong.
+    """Check for problems between here, a bucket and a table.
 
-    Between here and the bucket, and between the bucket and TABLE if one is given: names, networks, TLS,
-    login, privileges, features, map, nodes, vbuckets, clocks, replicas, purging, the table's positions. Each
-    line is ok, warning or error, with what to do about it. Nothing is changed. Exit code 1 on an error,
-    also if nobody could be reached.
+    Checks names, networks, TLS, login, privileges, features, map, nodes, vbuckets, clocks, replicas and
+    purging, and with TABLE the table's positions. Each line is ok, warning or error, with what to do about
+    it. Nothing is changed. Exit code 1 on an error, also if no node can be reached.
     """
     from ..client.doctor.examination import Examination
 
@@ -135,5 +134,5 @@ def _of_checkpoint(path: Path, bucket: str) -> Finding:
 
 
 def _printable(text: str) -> str:
-    """Names and reasons come from elsewhere; a terminal must not obey them."""
+    """Without control characters: names and reasons come from elsewhere, and a terminal would obey them."""
     return "".join(character if character.isprintable() else "?" for character in text)

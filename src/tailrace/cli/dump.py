@@ -26,13 +26,13 @@ tailrace dump couchbase://127.0.0.1 > documents.jsonl
     "--out",
     type=FILE,
     metavar="FILE",
-    help="Where to write; the file appears when it is whole.  [default: stdout]",
+    help="Where to write; the file appears when it is complete.  [default: stdout]",
 )
 @click.option(
     "--format",
     "kind",
     type=click.Choice(["jsonl", "parquet"]),
-    help="What to write.  [default: by the name of the file, jsonl on stdout]",
+    help="Output format.  [default: by the file's name, jsonl on stdout]",
 )
 @retry_option
 @source_options
@@ -43,8 +43,8 @@ def command(
 ) -> None:
     """Write all documents as they are now.
 
-    Every live document once, each vbucket as it was at one moment. JSON lines are those of tail --json, and
-    load --from reads them; Parquet has the columns of the Spark source.
+    Writes every live document once, each vbucket as of one moment. JSON lines are those of 'tail --json',
+    and 'load --from' reads them; Parquet has the columns of the Spark source.
     """
     from .client import connect_options
 

@@ -1,4 +1,4 @@
-"""``tailrace export``: live rows for engines that know no deletion vectors."""
+"""``tailrace export``: live rows for engines without deletion vectors."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ tailrace export ./people ./people-parquet --format parquet
     type=click.Choice(["delta", "parquet"]),
     default="delta",
     show_default=True,
-    help="A Delta table of reader version 1, or a folder of Parquet files.",
+    help="Write a Delta table of reader version 1, or a folder of Parquet files.",
 )
-@click.option("--version", type=INTEGER, help="The version of the table; the newest if not given.")
+@click.option("--version", type=INTEGER, help="Version of the table to write.  [default: the newest]")
 @json_option("Write what was exported as JSON.")
 @storage_option
 def command(
     table: str, path: str, form: str, version: int | None, as_json: bool, storage_options: tuple[str, ...]
 ) -> None:
-    """Write the live rows of a table as a plain table that every engine reads.
+    """Write the live rows of a table as a plain table that every engine can read.
 
     A second run replaces what the first one wrote: a Delta table in one commit, a folder of Parquet files by
-    a new folder. Files of a Delta table that were replaced are deleted after a week, or as its own setting
-    delta.deletedFileRetentionDuration says.
+    a new folder. Replaced files of a Delta table are deleted after a week, or after that table's own
+    delta.deletedFileRetentionDuration.
     """
     from ..table.exporting import export_table
 

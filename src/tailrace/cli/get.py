@@ -28,7 +28,7 @@ tailrace get couchbase://127.0.0.1/default user::1 --json
 def command(url: ConnectionString, key: bytes, collection: str, as_json: bool, **tls: Any) -> None:
     """Show a document.
 
-    The value is written as it is stored; a line feed follows on a terminal only. Exit code 1 if there is no
+    Writes the value as it is stored, followed by a line feed only on a terminal. Exit code 1 if there is no
     such document.
     """
     with open_kv(url, tls) as client:

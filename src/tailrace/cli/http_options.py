@@ -1,4 +1,4 @@
-"""Options of commands that serve HTTP beside their work: figures, metrics and health."""
+"""Options of commands that also serve HTTP while they work: figures, metrics and health."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PARAMETERS = ("http_port", "http_host", "http_users", "http_users_file", "http_
 def http_options(function: F) -> F:
     """The options; they go into ``**options``, see `serving_http`."""
     for option in (
-        click.option("--http-key", type=EXISTING_FILE, help="The private key of --http-cert, PEM."),
+        click.option("--http-key", type=EXISTING_FILE, help="Private key of --http-cert, PEM."),
         click.option("--http-cert", type=EXISTING_FILE, help="Certificate chain, PEM; turns HTTPS on."),
         click.option(
             "--http-users-file", type=EXISTING_FILE, help="A file with a NAME:PASSWORD on each line."
@@ -41,13 +41,13 @@ def http_options(function: F) -> F:
             "http_users",
             multiple=True,
             metavar="NAME:PASSWORD",
-            help="Who may read figures over HTTP; may be repeated.  [default: everybody on this machine]",
+            help="A user who may read figures here; may be repeated.  [default: everybody on this machine]",
         ),
         click.option("--http-host", default="127.0.0.1", show_default=True, help="Address of --http-port."),
         click.option(
             "--http-port",
             type=Integer(0, 65535),
-            help="Serve page, JSON, /metrics, /healthz and /readyz here; 0 takes a free one.",
+            help="Serve web page, JSON, /metrics, /healthz and /readyz on this port; 0 picks a free one.",
         ),
     ):
         function = option(function)
@@ -56,7 +56,7 @@ def http_options(function: F) -> F:
 
 @contextlib.contextmanager
 def serving_http(options: dict[str, Any], figures: HttpFigures) -> Iterator[None]:
-    """Serve while the block runs, if that was asked for."""
+    """Serve HTTP while the block runs, if asked to."""
     from .serve import is_loopback, tls_context, users_from
 
     port, host, users, users_file, cert, key = (options.pop(name) for name in _PARAMETERS)
@@ -99,7 +99,7 @@ def chosen(options: dict[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def reading_over_http(options: dict[str, Any], name: str, bucket: str) -> Iterator[dict[str, Any]]:
-    """Serve the figures of a command that reads a bucket; gives what `connect` must be told for it."""
+    """Serve the figures of a command that reads a bucket; yields the arguments that `connect` needs."""
     if not chosen(options):
         for parameter in _PARAMETERS:
             del options[parameter]

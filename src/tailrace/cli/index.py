@@ -30,8 +30,8 @@ tailrace index couchbase://127.0.0.1 ./people.index --to now && tailrace search 
 def command(url: ConnectionString, directory: Path, end: str, retry_for: float, **options: Any) -> None:
     """Keep a full-text index of a bucket up to date.
 
-    It holds the text and keys of all live documents. Positions are committed with the documents, so the
-    command continues exactly where it stopped, whatever ended it. Needs the extra: pip install
+    The index holds the text and keys of all live documents. Positions are committed with the documents, so
+    the command continues exactly where it stopped, whatever ended it. Needs an extra: pip install
     "tailrace[index]".
     """
     from ..client.fulltext import FullText, follow

@@ -1,4 +1,4 @@
-"""``tailrace invalidate``: removes from a cache what changes in a bucket."""
+"""``tailrace invalidate``: removes documents from a cache when they change in a bucket."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ tailrace invalidate couchbase://127.0.0.1 memcached://127.0.0.1:11211 --prefix d
 )
 @url_argument
 @click.argument("cache", metavar="CACHE")
-@click.option("--prefix", default="", help="What precedes a document's key in the cache.")
+@click.option("--prefix", default="", help="Prefix of document keys in the cache.")
 @start_option()
 @end_option()
-@state_option("Save positions here when the cache has removed the keys, and resume from them.")
+@state_option("Save positions here once the cache has removed the keys, and resume from them.")
 @retry_option
 @tls_options
 @http_options
@@ -40,7 +40,7 @@ def command(
     retry_for: float,
     **options: Any,
 ) -> None:
-    """Remove from a cache what changes in a bucket.
+    """Remove documents from a cache when they change in a bucket.
 
     CACHE is redis://[[user]:password@]host[:port][/db] or memcached://host[:port]. Keys of documents that
     were changed, deleted, expired or rolled back are removed. After a flush, a dropped collection, or a

@@ -45,24 +45,24 @@ tailrace dump couchbase://127.0.0.1 | tailrace load couchbase://127.0.0.1:11310 
 """,
 )
 @url_argument
-@click.option("--docs", type=INTEGER, default=None, help="How many documents to make up.  [default: 1000]")
+@click.option("--docs", type=INTEGER, default=None, help="Number of documents to generate.  [default: 1000]")
 @click.option("--size", type=SIZE, default=256, show_default=True, help="Size of a value in bytes.")
 @click.option("--deletes", type=SHARE, default=0.0, help="Share of the documents to delete at the end.")
 @click.option("--expiry", type=SHARE, default=0.0, help="Share of the documents that get an expiry.")
-@click.option("--ttl", type=DURATION, default=3600.0, help="When those expire.  [default: 1h]")
+@click.option("--ttl", type=DURATION, default=3600.0, help="Time until those expire.  [default: 1h]")
 @click.option("--rate", type=Integer(1), help="At most this many writes a second.")
 @click.option(
     "--seed", type=INTEGER, default=0, show_default=True, help="The same seed makes the same documents."
 )
-@click.option("--prefix", default="doc::", show_default=True, help="Prefix of the made-up keys.")
+@click.option("--prefix", default="doc::", show_default=True, help="Prefix of the generated keys.")
 @click.option(
     "--from",
     "source",
     type=INPUT_FILE,
     metavar="FILE.jsonl",
-    help='Load lines {"key":…,"value":…} instead, or what tail --json and dump wrote; - is stdin.',
+    help='Load lines {"key":…,"value":…} instead, or the output of tail --json or dump; - is stdin.',
 )
-@json_option("Print the number of writes that the server took, and the seconds, as JSON.")
+@json_option("Write the number of writes that the server took, and the seconds, as JSON.")
 @tls_options
 def command(
     url: ConnectionString,
@@ -78,17 +78,17 @@ def command(
     as_json: bool,
     **tls: Any,
 ) -> None:
-    """Write documents, made up or from a file.
+    """Write documents, generated or from a file.
 
     Returns when the server has taken all of them; they are on disk within its flush interval. A line that
-    names a collection is written there, with its xattrs, if the bucket has the collection; CAS and revision
+    names a collection is written there, with its xattrs, if the bucket has that collection; CAS and revision
     are new ('replicate' keeps them).
     """
     from ..client.load import MadeUp, from_json_lines
     from ..client.manifest import collection_ids
 
     if source is not None and docs is not None:
-        raise UsageError("say either --docs N or --from FILE, not both")
+        raise UsageError("give either --docs N or --from FILE, not both")
     if size > MAX_SIZE:
         raise UsageError(f"a value has up to {MAX_SIZE} bytes, not {size}")
     if not 0 < len(prefix.encode()) <= 200:

@@ -39,29 +39,29 @@ COMMAND_GROUPS: dict[str, dict[str, str]] = {
         "serve": "Run a node: embedded store, key-value front end and change streams.",
         "rewind": "Forget the newest changes of vbuckets, as a failover with data loss does.",
     },
-    "Look": {
+    "Inspect": {
         "tail": "Show changes as they come.",
         "get": "Show a document.",
-        "stats": "Show the server's figures.",
+        "stats": "Show the server's statistics.",
         "collections": "Show, create, modify and drop scopes and collections.",
     },
     "Move data": {
-        "load": "Write documents, made up or from a file.",
+        "load": "Write documents, generated or from a file.",
         "set": "Store a document.",
         "delete": "Delete a document.",
         "dump": "Write all documents as they are now.",
         "replicate": "Apply the changes of one bucket to another, with their metadata.",
-        "invalidate": "Remove from a cache what changes in a bucket.",
+        "invalidate": "Remove documents from a cache when they change in a bucket.",
         "index": "Keep a full-text index of a bucket up to date.",
         "search": "Search the full-text index of a bucket.",
     },
     "Mirror into a table": {
         "mirror": "Keep a table in step with the bucket, on Spark.",
         "plan": "Show what a restart of a mirror would do.",
-        "verify": "Compare every document of bucket and table.",
+        "verify": "Compare a table with its bucket, document by document.",
         "query": "Query the live rows of a table.",
-        "export": "Write the live rows of a table as a plain table that every engine reads.",
-        "wait": "Wait until a table holds given changes.",
+        "export": "Write the live rows of a table as a plain table that every engine can read.",
+        "wait": "Wait until a table holds the given changes.",
         "maintain": "Compact and clean a mirror's table, once.",
     },
     "Several nodes": {
@@ -69,20 +69,21 @@ COMMAND_GROUPS: dict[str, dict[str, str]] = {
         "takeover": "Move vbuckets from one node to another while clients read and write.",
     },
     "Tools": {
-        "doctor": "Check everything that can be wrong.",
+        "doctor": "Check for problems between here, a bucket and a table.",
         "decode": "Show hex, raw bytes or a capture as readable frames.",
         "record": "Save a stream to a file, byte for byte.",
         "replay": "Serve a recording as a producer, byte for byte.",
         "bench": "Measure this machine, side by side with the peers that are installed.",
-        "demo": "Show everything: a node, a mirror, a failover that loses changes, the repair.",
-        "config": "Print back the options of commands: from file, environment or default.",
-        "completion": "Print a script that completes tailrace's command lines in your shell.",
+        "demo": "Run a demo: a node, a mirror, a failover that loses changes, the repair.",
+        "config": "Print the options that commands would run with: from file, environment or default.",
+        "completion": "Print a completion script for your shell.",
     },
 }
 """Every command and the first line of its help, by what people want to do. ``foo-bar`` is `command` in the
 module ``foo_bar``.
 
-The line stands here so that ``tailrace --help`` imports no command; a test compares it with the docstring.
+The lines are repeated here so that ``tailrace --help`` imports no command; a test compares them with the
+docstrings.
 """
 
 COMMANDS = {name: about for group in COMMAND_GROUPS.values() for name, about in group.items()}
@@ -112,7 +113,7 @@ DONE, ANSWER_IS_NO, WRONG_USAGE, NO_PEER = 0, 1, 2, 3
 
 
 class _Program(Group):
-    """The top-level command; it imports a subcommand only when that is called."""
+    """The top-level command; it imports a subcommand only when that is run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -168,7 +169,7 @@ class _Program(Group):
     "--config",
     type=EXISTING_FILE,
     envvar="TAILRACE_CONFIG",
-    help="Options of commands, as TOML; see 'config'.",
+    help="Read options of commands from this TOML file; see 'config'.",
 )
 @click.pass_context
 def cli(ctx: click.Context, config: Path | None) -> None:
@@ -239,7 +240,7 @@ def _report(error: Exception, session: ProgramRun) -> int:
 
 
 def _of_java(error: Exception) -> TailraceError | None:
-    """What to say if Spark's Java is gone, wherever that was noticed: it is no peer that refuses us."""
+    """The error to report if Spark's Java is gone: it may look like a lost connection to a peer."""
     if "py4j" not in sys.modules:
         return None
     from ..spark.java_process import lost_java
@@ -270,7 +271,7 @@ def _explain(error: Exception) -> tuple[int, str]:
         case ModuleNotFoundError(name=name) if name in _EXTRAS:
             return WRONG_USAGE, f"{name} is not installed; run: pip install 'tailrace[{_EXTRAS[name]}]'"
         case UnicodeEncodeError() if any("\ud800" <= c <= "\udfff" for c in error.object):
-            return WRONG_USAGE, f"{error.object!r} is not text in UTF-8, write it as such"
+            return WRONG_USAGE, f"{error.object!r} is not text in UTF-8, encode it as UTF-8"
         case MemoryError():
             return ANSWER_IS_NO, "out of memory, give the command less to do at once"
     kind = type(error).__name__
@@ -285,7 +286,7 @@ def _advice(status: int) -> str:
         case Status.KEY_ENOENT:
             return "there is no such document, check the key and the bucket"
         case Status.KEY_EEXISTS:
-            return "the document has another CAS by now: get it again"
+            return "the document's CAS has changed: get it again"
         case Status.LOCKED:
             return "somebody has locked the document: try again when it is unlocked"
         case Status.UNKNOWN_COLLECTION | Status.UNKNOWN_SCOPE:
@@ -305,7 +306,7 @@ def _usage(error: click.UsageError) -> str:
 
 
 def _lowered(text: str) -> str:
-    """The text as it follows "error:": without a capital at the start or a full stop at the end."""
+    """The text as it follows "error:", without a capital at the start or a full stop at the end."""
     sentences = re.split(r"\.\s+(?=[A-Z])", " ".join(text.split()).rstrip(".?"))
     return ", ".join(
         sentence[:1].lower() + sentence[1:] if sentence[1:2].islower() else sentence for sentence in sentences
@@ -320,7 +321,7 @@ def _reason(error: Exception) -> str:
 
 
 def _open_what_is_closed() -> None:
-    """Replace stdout and stderr if they were closed by whoever started us (``>&-``)."""
+    """Replace stdout and stderr if the parent process closed them (``>&-``)."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
@@ -331,11 +332,11 @@ _AGAIN_S = 0.01
 
 @contextlib.contextmanager
 def _sigterm_ends_with_0() -> Iterator[None]:
-    """While the block runs, SIGTERM unwinds the program as `SystemExit`; asyncio lets that one through.
+    """While the block runs, SIGTERM unwinds the program as `SystemExit`, which asyncio lets through.
 
-    What is raised in the callback of a weak reference or in a ``__del__`` unwinds nothing, the interpreter
-    drops it; and importlib has such callbacks. A signal that this happens to comes again, unless the block
-    has ended by then: who would take it is gone, and what it was to end is done.
+    An exception raised in a weak reference's callback or in a ``__del__`` unwinds nothing: the interpreter
+    drops it, and importlib has such callbacks. A signal lost that way is sent again, unless the block has
+    ended by then: there is nothing left for it to end, and nobody to handle it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set signal handlers
@@ -349,7 +350,7 @@ def _sigterm_ends_with_0() -> Iterator[None]:
     def dropped(what: sys.UnraisableHookArgs) -> None:
         if issubclass(what.exc_type, KeyboardInterrupt | SystemExit):
             number = signal.SIGINT if issubclass(what.exc_type, KeyboardInterrupt) else signal.SIGTERM
-            again = threading.Timer(_AGAIN_S, os.kill, [os.getpid(), number])  # here it would be dropped, too
+            again = threading.Timer(_AGAIN_S, os.kill, [os.getpid(), number])  # now it would be dropped too
             again.daemon = True
             coming.append(again)
             again.start()
@@ -368,7 +369,7 @@ def _sigterm_ends_with_0() -> Iterator[None]:
 
 
 def _reader_of_stdout_has_gone() -> bool:
-    """Whether it is stdout's pipe that broke, and not a socket."""
+    """Whether the broken pipe is stdout, not a socket."""
     if not hasattr(select, "poll"):  # Windows: sockets have errors of their own there
         return True
     poll = select.poll()
@@ -380,7 +381,7 @@ def _reader_of_stdout_has_gone() -> bool:
 
 
 def _discard_stdout() -> None:
-    """Send the interpreter's last flush nowhere, so that it does not complain."""
+    """Discard the interpreter's last flush, so it does not complain."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -41,8 +41,8 @@ def command(
     """Compact and clean a mirror's table, once.
 
     A mirror does this by itself; the command is for tables whose mirror runs with --no-maintenance, or not
-    at all. Earlier versions are what a rollback returns to: one that goes back further than the oldest of
-    them reads its vbuckets again from the beginning. No Spark is started.
+    at all. A rollback returns to an earlier version: one that goes back further than the oldest of them
+    reads its vbuckets again from the beginning. Does not start Spark.
     """
     from ..spark.rounds.maintenance_once import maintain_once
     from ..table.opening import TableOptions, open_table

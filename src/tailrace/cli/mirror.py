@@ -58,7 +58,7 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
 )
 @url_argument
 @click.argument("table", type=TABLE)
-@click.option("--once", is_flag=True, help="Stop after catching up with the moment it was started.")
+@click.option("--once", is_flag=True, help="Stop once the table has everything the bucket had at the start.")
 @click.option("--to", "end", type=click.Choice(["now", "forever"]), hidden=True)
 @click.option(
     "--collection",
@@ -70,7 +70,8 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
 @click.option(
     "--schema",
     metavar="DDL|infer",
-    help="Columns from the documents' fields: 'name STRING, tags ARRAY<STRING>', or inferred from a sample.",
+    help="Make columns of the documents' fields: 'name STRING, tags ARRAY<STRING>', or infer them from a "
+    "sample.",
 )
 @click.option("--no-value-column", is_flag=True, help="Leave the document itself out of a typed table.")
 @click.option(
@@ -86,7 +87,7 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
     help="Append every change to this Delta table too.",
 )
 @click.option(
-    "--changes-keep", type=DURATION, help="How long the change log keeps a change.  [default: for ever]"
+    "--changes-keep", type=DURATION, help="How long the change log keeps a change.  [default: forever]"
 )
 @click.option("--trigger", type=DURATION, help="Time between two commits.  [default: as short as possible]")
 @click.option(
@@ -109,7 +110,8 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
 @click.option(
     "--metrics-file",
     type=FILE,
-    help="Write figures for Prometheus here with each commit and every 10 s (for node_exporter's textfiles).",
+    help="Write figures for Prometheus here, at each commit and every 10 s (for node_exporter's textfile "
+    "collector).",
 )
 @storage_option
 @retry_option
@@ -150,10 +152,10 @@ def command(
 ) -> None:
     """Keep a table in step with the bucket, on Spark.
 
-    TABLE is a Delta table that any engine with deletion vectors reads: one row per live document. The
-    position of every vbucket is committed together with the rows, so it can be killed and started again at
-    any moment. When the bucket takes changes back (a failover that lost data), the table takes them back
-    too.
+    TABLE is a Delta table that any engine with deletion vectors can read, with one row per live document.
+    The position of every vbucket is committed together with the rows, so the mirror can be killed and
+    started again at any moment. When the bucket takes changes back (a failover that lost data), the table
+    takes them back too.
     """
     if changes_keep is not None and changes is None:
         raise UsageError("--changes-keep is for a change log, but there is none: give --changes too")
@@ -226,7 +228,7 @@ def command(
                     view.wait(handle.status)
                     check_java()
             except Exception as error:
-                if not received:  # a signal has reached Java too, and it is gone
+                if not received:  # a signal ends Java too, which is no error then
                     raise explained_query_error(error) from error
             finally:
                 with java_may_be_gone():
@@ -245,7 +247,7 @@ def command(
 
 
 _METRICS_S = 10.0
-"""How old figures in a file become while no round is done."""
+"""How old the figures in a file may become while no round is done."""
 _VERDICT_S = 10.0
 """How often a page may ask for the last verdict, which is a request to an object store."""
 
@@ -266,9 +268,9 @@ def _remembered(table: str, storage: dict[str, str]) -> Callable[[], dict[str, A
 
 
 _LONG_S = 2.0
-"""A round that takes longer is shown while it goes on, and not only when it is committed."""
+"""A round that takes longer is shown while it runs, not only when it is committed."""
 _LINE_S = 10.0
-"""Without a terminal: how often something that takes long is reported."""
+"""Without a terminal: how often a long step is reported."""
 
 
 class _View:
@@ -293,7 +295,7 @@ class _View:
         self._written_at = -_METRICS_S
 
     def wait(self, status: Mapping[str, Any]) -> None:
-        """A second has passed; ``status`` is the handle's."""
+        """Called every second, with the handle's status."""
         message, underway = status["message"], status.get("round")
         self.figures.status = status
         is_work = underway is not None or message.startswith(("compacting", "cleaning"))
@@ -319,7 +321,7 @@ class _View:
         self._bar.describe(f"mirroring, {rate}{vbuckets}")
 
     def show(self, what: RoundProgress) -> None:
-        """A round is done."""
+        """Called when a round is done."""
         self._has_shown = True
         figures = self.figures
         figures.add(what)
@@ -334,7 +336,7 @@ class _View:
         self.write_metrics()
 
     def tell_trouble(self, text: str) -> None:
-        """Something went wrong, and is tried again."""
+        """Called when something went wrong and will be tried again."""
         self.figures.trouble(text)
         note(text)
 
@@ -350,7 +352,7 @@ class _View:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collects the signals to stop; a second Ctrl-C is raised at once. Spark's own handler would call Java in
+    """Collect the signals to stop; a second Ctrl-C is raised at once. Spark's own handler would call Java in
     the middle of another call, and log at length about it.
     """
     received: list[int] = []

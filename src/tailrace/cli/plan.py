@@ -25,8 +25,8 @@ def command(
 ) -> None:
     """Show what a restart of a mirror would do.
 
-    One line per vbucket: resume, backfill, roll back to N, or start over. Nothing is changed, and no Spark is
-    started.
+    Prints one line per vbucket: resume, backfill, roll back to N, or start over. Changes nothing, and does
+    not start Spark.
     """
     from ..client.blocking import connect_sync
     from ..spark.rounds.forecast import forecast, summary

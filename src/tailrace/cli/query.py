@@ -18,10 +18,10 @@ from .common import command as make_command
 from .spark_options import parse_storage_options, storage_option
 
 _ENGINE_ROWS = 8192
-"""In a batch of the engine, unless rows are long: each of its threads holds several batches."""
+"""Per batch of the engine, unless rows are long: each of its threads holds several batches."""
 _WIDEST = 1 << 20
 _FILE_OF_TABLE = re.compile(r"\.parquet|/_dv/|/_delta_log/|_last_checkpoint")
-"""In the engine's words for what is wrong: the table is, and not the query."""
+"""In an error of the engine, these say that the table is at fault, not the query."""
 
 
 @make_command(
@@ -38,8 +38,8 @@ tailrace query ./people "select vbucket, max(seqno) from people group by vbucket
 def command(table: str, sql: str, as_json: bool, storage_options: tuple[str, ...]) -> None:
     """Query the live rows of a table.
 
-    In the query the table is called t, and by the name of its folder. The SQL is DataFusion's. No Spark is
-    started.
+    In the query the table is called t, or by the name of its folder. The SQL dialect is DataFusion's. Does
+    not start Spark.
     """
     from ..table.contract import TableDamaged
     from ..table.file_reading import rows_per_batch
@@ -54,7 +54,7 @@ def command(table: str, sql: str, as_json: bool, storage_options: tuple[str, ...
     try:
         reader = query_table(opened, storage, sql, names=names, batch_rows=at_once)
         rows = _as_json(reader) if as_json else _as_table(reader)
-    except (BrokenPipeError, UsageError):  # whoever read it has seen enough; or it is said already
+    except (BrokenPipeError, UsageError):  # the reader of our output has gone; or it is our own error
         raise
     except Exception as error:  # noqa: BLE001 - the engine has its own classes for errors in a query
         told = without_secrets(str(error), storage)
@@ -88,7 +88,7 @@ def _as_table(reader: pa.RecordBatchReader) -> int:
         for row in batch.to_pylist(maps_as_pydicts="lossy"):
             shown.add_row(*["" if value is None else _text(value) for value in row.values()])
             count += 1
-    # only a terminal has an edge; in a file or a pipe columns are as wide as they must be
+    # only a terminal limits the width; in a file or a pipe columns are as wide as they need to be
     width = None if sys.stdout.isatty() else _WIDEST
     Console(width=width).print(shown)
     return count

@@ -32,12 +32,12 @@ def command(
 ) -> None:
     """Save a stream to a file, byte for byte.
 
-    For bug reports and benchmarks: replay serves the file as a producer. It holds documents, so protect it
-    as you protect them. Ctrl-C ends a recording that has no other end; what was recorded stays.
+    For bug reports and benchmarks: 'replay' serves the file as a producer. The file holds documents, so
+    protect it as you protect them. Ctrl-C ends a recording that has no other end, and keeps what it has.
     """
     from .client import connect_options
 
-    # the file has every byte anyway, so every change counts
+    # the file is to have every byte, so nothing is left out
     whole = {"include_system": True, "include_transactions": True}
     connecting = connect_options(url, options, purpose="record", retry_for_s=retry_for, **whole)
     run(_record(url, file, start, end, connecting))

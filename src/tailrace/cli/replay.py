@@ -21,7 +21,9 @@ tailrace tail couchbase://127.0.0.1:11310 --to now
 )
 @click.argument("file", type=EXISTING_FILE)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=Integer(0, 0xFFFF), default=11210, show_default=True, help="0 takes a free one.")
+@click.option(
+    "--port", type=Integer(0, 0xFFFF), default=11210, show_default=True, help="Port; 0 picks a free one."
+)
 def command(file: Path, host: str, port: int) -> None:
     """Serve a recording as a producer, byte for byte.
 

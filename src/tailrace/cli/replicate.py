@@ -55,10 +55,10 @@ def command(
 ) -> None:
     """Apply the changes of one bucket to another, with their metadata.
 
-    Documents arrive with their CAS, revision, flags and expiry. Where TARGET's own document is newer, it
-    stays. When the source takes changes back, the vbucket is compared and made equal: documents that only
-    TARGET has there are deleted. The older dialects carry the default collection only, upr-a no xattrs, and
-    tap has no positions: use --tap-name instead of --state.
+    Documents arrive with their CAS, revision, flags and expiry. A document that is newer in TARGET stays.
+    When the source takes changes back, the vbucket is compared and made equal: documents that only TARGET
+    has there are deleted. The older dialects carry only the default collection, upr-a no xattrs, and tap has
+    no positions: use --tap-name instead of --state.
     """
     from ..client.replicate import Replicator
 

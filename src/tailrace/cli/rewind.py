@@ -46,11 +46,11 @@ def command(
     """Forget the newest changes of vbuckets, as a failover with data loss does.
 
     Older versions come back with their cas, rev and seqno, and a new branch of history begins. Either all
-    vbuckets are rewound or none, and the result is on disk when the command returns. Exit code 1 if that
-    much history is no longer there.
+    given vbuckets are rewound or none, and the result is on disk when the command returns. Exit code 1 if
+    the history no longer reaches back that far.
     """
     if (to_seqno is None) == (lose is None):
-        raise UsageError("say either --to-seqno N or --lose K")
+        raise UsageError("give either --to-seqno N or --lose K")
     chosen = _chosen(vbuckets)
     with open_kv(url, tls) as client:
         try:

@@ -1,4 +1,4 @@
-"""``tailrace search``: asks a full-text index."""
+"""``tailrace search``: searches a full-text index."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ tailrace search ./people.index 'doc.city:paris AND "difference engine"' --json
 @click.argument("directory", metavar="DIR", type=DIRECTORY)
 @click.argument("query")
 @click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Show at most this many."
+    "--limit", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Show this many at most."
 )
 @json_option("Write one JSON object per line.")
 def command(directory: Path, query: str, limit: int, as_json: bool) -> None:
     """Search the full-text index of a bucket.
 
     Prints scores and keys of the documents that match, best first; exit code 1 if there are none. A query
-    has words, "phrases", AND, OR and -not; doc.member:word asks for a member of JSON documents.
+    has words, "phrases", AND, OR and -not; doc.member:word searches a member of JSON documents.
     """
     from ..client.fulltext import FullText
     from ..client.jsonlines import key_member

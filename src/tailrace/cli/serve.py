@@ -39,14 +39,14 @@ _log = logging.getLogger(__name__)
 _VBUCKETS = 1024
 _GIVE_BACK_S = 5.0
 _IDLE_BYTES = 64 << 10
-"""A node that moves less than this in that time is idle."""
+"""A node that moves less than this in that interval is idle."""
 _MAX_USERS = 10_000
 _MAX_USERS_FILE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _ReloadedFiles:
-    """What is read again on SIGHUP, with the users that the command line has itself."""
+    """What is read again on SIGHUP, with the users that the command line names itself."""
 
     users: tuple[str, ...]
     users_file: Path | None
@@ -86,12 +86,12 @@ tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set i
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", type=Integer(0, 65535), default=11210, show_default=True, help="Port; 0 takes a free one."
+    "--port", type=Integer(0, 65535), default=11210, show_default=True, help="Port; 0 picks a free one."
 )
 @click.option(
     "--data",
     type=DIRECTORY,
-    help="Directory of the documents.  [default: ./tailrace-data]",
+    help="Directory for the documents.  [default: ./tailrace-data]",
 )
 @click.option("--memory", is_flag=True, help="Keep the documents in memory only.")
 @click.option(
@@ -100,15 +100,19 @@ tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set i
     help="Start even if files in --data are missing or damaged, without the data they held.",
 )
 @click.option(
-    "--bucket", "buckets", multiple=True, metavar="NAME", help="Bucket; may be repeated.  [default: default]"
+    "--bucket",
+    "buckets",
+    multiple=True,
+    metavar="NAME",
+    help="Bucket to serve; may be repeated.  [default: default]",
 )
 @click.option(
     "--vbuckets",
     type=Integer(1, 1024),
-    help="VBuckets of a new bucket, a power of two.  [default: 1024]",
+    help="Number of vbuckets of a new bucket, a power of two.  [default: 1024]",
 )
 @click.option(
-    "--user", "users", multiple=True, metavar="NAME:PASSWORD", help="Who may log in; may be repeated."
+    "--user", "users", multiple=True, metavar="NAME:PASSWORD", help="A user who may log in; may be repeated."
 )
 @click.option(
     "--users-file",
@@ -116,14 +120,15 @@ tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set i
     help="A file with a NAME:PASSWORD on each line.",
 )
 @click.option("--tls-cert", type=EXISTING_FILE, help="Certificate chain, PEM.")
-@click.option("--tls-key", type=EXISTING_FILE, help="Its private key, PEM.")
+@click.option("--tls-key", type=EXISTING_FILE, help="Private key of --tls-cert, PEM.")
 @click.option("--tls-port", type=Integer(0, 65535), help="Port for TLS.  [default: 11207 with --tls-cert]")
 @click.option(
     "--http-port",
     "--web-port",
     "web_port",
     type=Integer(0, 65535),
-    help="Page, JSON, /metrics, /healthz and /readyz; HTTPS with --tls-cert. 0 takes a free port.",
+    help="Serve web page, JSON, /metrics, /healthz and /readyz on this port, by HTTPS with --tls-cert; "
+    "0 picks a free one.",
 )
 @click.option(
     "--alternate-address",
@@ -135,7 +140,7 @@ tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set i
 @click.option(
     "--fault-token",
     metavar="TOKEN",
-    help="For tests: whoever sends this token to --http-port may rewind, delay and break the node.",
+    help="For tests: a client that sends this token to --http-port may rewind, delay and break the node.",
 )
 @click.option(
     "--memory-quota", type=SIZE, help="Memory for checkpoints, buffers and caches.  [default: 256m]"
@@ -151,7 +156,7 @@ tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set i
     "assignments",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Any limit or interval; 'help' lists them.",
+    help="Set a limit or interval; '--set help' lists them.",
 )
 def command(  # the options, in the order of the help
     host: str,
@@ -195,7 +200,7 @@ def command(  # the options, in the order of the help
     for name in buckets:
         check_bucket_name(name)
     if vbuckets is not None and vbuckets & (vbuckets - 1):
-        raise UsageError(f"--vbuckets {vbuckets} is no power of two, write one from 1 to 1024")
+        raise UsageError(f"--vbuckets {vbuckets} is not a power of two, write one from 1 to 1024")
     if fault_token is not None and (web_port is None or not fault_token):
         raise UsageError("--fault-token needs --http-port, and must not be empty")
     who = users_from(users, users_file)
@@ -229,7 +234,7 @@ def command(  # the options, in the order of the help
 
 
 def users_from(given: tuple[str, ...], file: Path | None, option: str = "--users-file") -> dict[str, str]:
-    """Names and passwords, of the command line and of a file."""
+    """Names and passwords, from the command line and from a file."""
     lines = [("", line) for line in given]
     if file is not None:
         if file.stat().st_size > _MAX_USERS_FILE:
@@ -257,7 +262,7 @@ def users_from(given: tuple[str, ...], file: Path | None, option: str = "--users
 
 
 def is_loopback(host: str, option: str = "--host") -> bool:
-    """Whether only this machine can reach it; of a name, all addresses must be such."""
+    """Whether only this machine can reach the host; all addresses of a name must be loopback."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     if not host:
@@ -265,7 +270,7 @@ def is_loopback(host: str, option: str = "--host") -> bool:
     try:
         resolved = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise UsageError(f"{option} {host!r} is no address of this machine: {error.strerror}") from None
+        raise UsageError(f"{option} {host!r} is not an address of this machine: {error.strerror}") from None
     return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in resolved)
 
 
@@ -278,7 +283,7 @@ def _tls_context(cert: Path | None, key: Path | None, port: int | None) -> ssl.S
 def tls_context(
     cert: Path | None, key: Path | None, names: tuple[str, str] = ("--tls-cert", "--tls-key")
 ) -> ssl.SSLContext | None:
-    """What a server needs for TLS; None if nobody asked for it. ``names`` are those of the options."""
+    """A server's TLS context; None if neither file is given. ``names`` are the options' names."""
     if cert is None and key is None:
         return None
     if cert is None or key is None:
@@ -293,7 +298,7 @@ def tls_context(
         context.load_cert_chain(cert, key)
     except ssl.SSLError as error:
         raise UsageError(
-            f"{names[0]} {str(cert)!r} and {names[1]} {str(key)!r} are no certificate with its key in PEM: "
+            f"{names[0]} {str(cert)!r} and {names[1]} {str(key)!r} are not a certificate and its key in PEM: "
             f"{error.reason or error}"
         ) from None
     return context
@@ -309,7 +314,7 @@ def _alternates(texts: tuple[str, ...]) -> tuple[AlternateAddress, ...]:
 
 
 def _raise_file_limit(connections: int) -> None:
-    """Raise the limit of open files: every connection is one, and the soft limit is often 1,024."""
+    """Raise the limit on open files: every connection is one, and the soft limit is often 1,024."""
     try:
         import resource
     except ImportError:
@@ -328,8 +333,8 @@ def _tune_interpreter() -> None:
     reads takes new memory.
 
     The two younger generations are collected so often that each time takes a few milliseconds at most: the
-    streams of a closed connection refer to each other, and freeing 50,000 objects at once held up everybody
-    for 40 ms and more.
+    streams of a closed connection refer to each other, and freeing 50,000 objects at once holds up all
+    connections for 40 ms and more.
     """
     from ..server.allocator import keep_buffers
 
@@ -378,7 +383,7 @@ class _Reloading:
         self._is_asked = False
 
     def ask(self) -> None:
-        """Read them; if that is under way, once more after it."""
+        """Reload; if a reload is under way, once more after it."""
         self._is_asked = True
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
@@ -396,7 +401,7 @@ class _Reloading:
         names = users_from(files.users, files.users_file)
         if bool(names) != node.needs_login:
             raise UsageError("whether users have to log in is settled at the start, start the node again")
-        tls_context(files.tls_cert, files.tls_key)  # in one of its own first: half a change is the worst
+        tls_context(files.tls_cert, files.tls_key)  # checked apart first: never apply half a change
         closed = 0
         if names:
             from ..protocol.sasl import Users
@@ -422,9 +427,9 @@ def _give_memory_back(
     """Return free memory to the system now and then while the loop runs; all of it when the node is idle."""
     counters = server.node.counters
     moved = counters.bytes_read + counters.bytes_written
-    is_idle = moved - moved_before < _IDLE_BYTES  # it may still merge: that is not held up for long
+    is_idle = moved - moved_before < _IDLE_BYTES  # it may still be merging, which this holds up only briefly
     if is_idle:
-        gc.collect(1)  # closed connections; the oldest generation may be large, and is left alone
+        gc.collect(1)  # for closed connections; the oldest generation may be large, and is left alone
     free.give_back(everything=is_idle)
     loop.call_later(_GIVE_BACK_S, _give_memory_back, loop, server, free, moved)
 

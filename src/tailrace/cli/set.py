@@ -16,7 +16,7 @@ from .common import CAS, DURATION, Integer, json_option, standard_input, url_arg
 from .common import command as make_command
 
 _SAFE_BYTES = 20 << 20
-"""Every server accepts frames of this size; it cuts off whoever announces a larger one than its limit."""
+"""Every server accepts frames of this size; it disconnects a client that announces one above its limit."""
 _SMALLER = (
     "store less, or raise the limits of a node of your own: serve --set max_value=SIZE --set max_frame=SIZE"
 )
@@ -35,8 +35,8 @@ tailrace set couchbase://127.0.0.1 session::9 '{}' --expiry 30m
 @click.argument("value", required=False)
 @collection_option
 @click.option("--expiry", type=DURATION, help="Delete the document after this time.")
-@click.option("--flags", type=Integer(0, 0xFFFF_FFFF), default=0, help="A number to keep with the document.")
-@click.option("--cas", type=CAS, default=0, help="Only if the document still has this CAS.")
+@click.option("--flags", type=Integer(0, 0xFFFF_FFFF), default=0, help="A number to store with the document.")
+@click.option("--cas", type=CAS, default=0, help="Store only if the document still has this CAS.")
 @json_option("Write the new CAS, vbucket and seqno as JSON.")
 @tls_options
 def command(
@@ -52,7 +52,7 @@ def command(
 ) -> None:
     """Store a document.
 
-    Without VALUE, the value is read from stdin, byte for byte. What is JSON is stored as JSON.
+    Without VALUE, the value is read from stdin, byte for byte. Valid JSON is stored as JSON.
     """
     data = standard_input().read() if value is None else value.encode("utf-8", "surrogateescape")
     expires_at_s = 0 if expiry is None else max(1, int(SYSTEM.time_ns() / 1e9 + expiry))

@@ -1,7 +1,7 @@
-"""Signals, where there are any: what stops a command, and what makes it read users and certificates again.
+"""Signals: what stops a command, and what makes it read users and certificates again.
 
-A command reads them again on SIGHUP if it has files of them; without any the signal does what it always does.
-Windows has neither that signal nor handlers of an event loop.
+A command reads them again on SIGHUP if they come from files; otherwise the signal keeps its usual effect.
+Windows has neither SIGHUP nor signal handlers of an event loop.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def on_signal(loop: asyncio.AbstractEventLoop, number: int, act: Callable[[], No
 
 @contextlib.contextmanager
 def on_hangup(act: Callable[[], None]) -> Iterator[None]:
-    """While the block runs, ``act`` is called on SIGHUP; nothing where there is none, or on other threads."""
+    """While the block runs, ``act`` is called on SIGHUP; no effect without SIGHUP or off the main thread."""
     if HANGUP is None or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -54,7 +54,7 @@ def storage_option(function: F) -> F:
         "storage_options",
         multiple=True,
         metavar="NAME=VALUE",
-        help="For a table on s3://, gs:// or az://, in addition to the environment; may be repeated.",
+        help="Option for a table on s3://, gs:// or az://, besides the environment's; may be repeated.",
     )(function)
 
 
@@ -75,7 +75,7 @@ def undo_options(function: F) -> F:
         click.option(
             "--undo-size",
             type=SIZE,
-            help="Keep at most this many bytes of earlier versions.  [default: as many as the table has]",
+            help="Keep at most this many bytes of earlier versions.  [default: the size of the table]",
         ),
         click.option(
             "--undo",
@@ -88,7 +88,7 @@ def undo_options(function: F) -> F:
 
 
 def need_spark() -> None:
-    """Raise if a package that the pipeline needs is missing, before anything is begun."""
+    """Raise if a package that the pipeline needs is missing, before anything is started."""
     import obstore  # noqa: F401
     import pyroaring  # noqa: F401
     import pyspark  # noqa: F401
@@ -158,7 +158,7 @@ def _quiet_python() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Hold signals to stop back until the block is done: a Java that loses us while it starts never ends."""
+    """Hold back stop signals until the block is done: a Java that loses us while it starts never ends."""
     received: list[int] = []
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -186,7 +186,7 @@ def _own_interrupt_handler() -> Iterator[None]:
 
 @contextlib.contextmanager
 def java_may_be_gone() -> Iterator[None]:
-    """Silence the end of a run: whoever stops a service stops all its processes at once."""
+    """Ignore a lost Java at the end of a run: a service manager stops all processes together."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
     with contextlib.suppress(Py4JError, OSError, EOFError):
@@ -194,7 +194,7 @@ def java_may_be_gone() -> Iterator[None]:
 
 
 def _quiet_accumulators() -> None:
-    """Spark's server for accumulators writes the traceback of a Java that is gone; an error says that."""
+    """Silence Spark's accumulator server: it prints a traceback when Java is gone, as our error says."""
     import pyspark
 
     context = getattr(getattr(pyspark, "SparkContext", None), "_active_spark_context", None)

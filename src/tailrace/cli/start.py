@@ -15,7 +15,7 @@ __all__ = ["interrupted_code", "main"]
 
 
 def interrupted_code(arguments: Sequence[str]) -> int:
-    """Exit codes on Ctrl-C: a node is stopped that way, all other commands are interrupted."""
+    """The exit code on Ctrl-C, which stops a node as intended and interrupts all other commands."""
     words = iter(arguments)
     for word in words:
         if word == "--config":

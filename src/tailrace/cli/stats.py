@@ -1,4 +1,4 @@
-"""``tailrace stats``: the server's figures."""
+"""``tailrace stats``: the server's statistics."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ tailrace stats couchbase://127.0.0.1 dcp --json
 )
 @url_argument
 @click.argument("group", default="")
-@json_option("Write one JSON object, name to text.")
+@json_option("Write one JSON object, of names and texts.")
 @tls_options
 def command(url: ConnectionString, group: str, as_json: bool, **tls: Any) -> None:
-    """Show the server's figures.
+    """Show the server's statistics.
 
     GROUP is one of the server's groups, such as vbucket-seqno, failovers or dcp.
     """

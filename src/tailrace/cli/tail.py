@@ -62,12 +62,12 @@ tailrace tail couchbase://127.0.0.1 --group billing --group-store /shared/groups
 @click.option(
     "--tap-forget",
     is_flag=True,
-    help="With --tap-name: have the node forget the reader at the end.",
+    help="With --tap-name: make the node forget the reader at the end.",
 )
-@click.option("--vbucket", "vbuckets", metavar="V", help="Only these: 7, 0-7 or 0,3,8-15.")
+@click.option("--vbucket", "vbuckets", metavar="V", help="Read only these: 7, 0-7 or 0,3,8-15.")
 @click.option("--verbose", is_flag=True, help="Show snapshots too.")
 @click.option(
-    "--changes-only", is_flag=True, help="Only what happened to documents: each line has a key, no rollbacks."
+    "--changes-only", is_flag=True, help="Show only changes of documents: lines with a key, and no rollbacks."
 )
 @json_option("Write one JSON object per line.")
 @group_options
@@ -97,9 +97,9 @@ def command(
 
     Prints text for people, or with --json one object per line for scripts. Output is flushed before the
     position is saved: after a kill only changes of snapshots that were open or being saved may come again.
-    The older dialects are for old servers. tap has no seqnos and no positions: there the node remembers a
-    reader by its name (--tap-name) instead of --state. With --group and --group-store several processes
-    share the vbuckets, and the group keeps the positions.
+    The older dialects are for old servers. tap has no seqnos and no positions: instead of --state, the node
+    remembers a reader by its --tap-name. With --group and --group-store several processes share the
+    vbuckets, and the group keeps the positions.
     """
     from ..client.text_lines import TextLines
     from .client import connect_options, group_from
@@ -159,7 +159,7 @@ class _Positions:
 
     @property
     def bucket_uuid(self) -> str:
-        """Of the bucket, for the state file."""
+        """The bucket's uuid, for the state file."""
         return "" if self.file is None else self.file.bucket_uuid
 
     @bucket_uuid.setter
@@ -168,7 +168,7 @@ class _Positions:
             self.file.bucket_uuid = uuid
 
     def load(self) -> dict[int, SavedPosition]:
-        """The state file wins."""
+        """The positions of the state file, otherwise those of ``--from``."""
         saved = {} if self.file is None else self.file.load()
         return saved or self._given
 
@@ -190,7 +190,7 @@ async def _tail(
     changes_only: bool,
     forget: bool,
 ) -> None:
-    """Write the changes as lines, JSON unless ``line`` makes others."""
+    """Write the changes as lines: JSON, or what ``line`` makes of them."""
     from ..client.aio import connect
     from ..client.events import Deletion, Expiration, Mutation
     from ..client.jsonlines import json_line

@@ -22,7 +22,7 @@ tailrace takeover couchbase://127.0.0.1 couchbase://127.0.0.1:11310 --vbucket 7 
 )
 @click.argument("source", type=URL)
 @click.argument("target", type=URL)
-@click.option("--vbucket", "vbuckets", metavar="V", required=True, help="These: 7, 0-7 or 0,3,8-15.")
+@click.option("--vbucket", "vbuckets", metavar="V", required=True, help="Move these: 7, 0-7 or 0,3,8-15.")
 @click.option(
     "--dialect",
     type=click.Choice(["dcp", "tap"]),
@@ -37,11 +37,11 @@ def command(
 ) -> None:
     """Move vbuckets from one node to another while clients read and write.
 
-    For nodes without a coordinator; in a cluster use 'tailrace cluster rebalance'. No answered write is
+    For nodes without a coordinator; in a cluster use 'tailrace cluster rebalance'. No acknowledged write is
     lost, a vbucket is never active on both nodes, and clients of either node are told where it is. If the
     command fails half-way, run it again: it continues. With dcp, readers continue where they are. With tap,
     which has no seqnos and no collections, the vbucket begins a new history, and readers roll back to its
-    beginning. With couchbases:// both this command and the target connect to the source by TLS; the target
+    beginning. With couchbases:// both this command and the target connect to the source over TLS; the target
     is told which certificates to trust.
     """
     from ..cluster.takeover import take_over

@@ -1,4 +1,4 @@
-"""``tailrace verify``: whether bucket and table are equal."""
+"""``tailrace verify``: checks that bucket and table are equal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ tailrace verify couchbase://127.0.0.1/default ./people --repair
 @url_argument
 @click.argument("table", type=TABLE)
 @click.option("--as-of-table", is_flag=True, help="Ignore changes newer than the table's position.")
-@click.option("--repair", is_flag=True, help="Read the vbuckets that differ again, and replace their rows.")
+@click.option("--repair", is_flag=True, help="Read vbuckets with differences again and replace their rows.")
 @storage_option
 @spark_options
 @json_option("Write one JSON object per difference, then one with the verdict.")
@@ -55,10 +55,10 @@ def command(
     as_json: bool,
     **tls: Any,
 ) -> int:
-    """Compare every document of bucket and table.
+    """Compare a table with its bucket, document by document.
 
-    Key, value, CAS, rev, flags and expiry; one line per difference on stdout, with the key. Exit code 1 if
-    there is any.
+    Compares key, value, CAS, rev, flags and expiry, and prints one line per difference, with the key. Exit
+    code 1 if there is any.
     """
     options = source_options_of(url, tls, {})
     storage = parse_storage_options(storage_options)

@@ -22,9 +22,9 @@ from .spark_options import parse_storage_options, storage_option
 @click.option("--timeout", type=DURATION, default="60s", show_default=True, help="How long to wait.")
 @storage_option
 def command(table: str, tokens: tuple[str, ...], timeout: float, storage_options: tuple[str, ...]) -> None:
-    """Wait until a table holds given changes.
+    """Wait until a table holds the given changes.
 
-    Exits with 0 when it does, and with 1 when the bucket has taken one of them back or the time is up.
+    Exit code 0 when it does, 1 when the bucket has taken one of them back or the time is up.
     """
     from ..table.mutation_tokens import wait_for
 
