@@ -164,7 +164,7 @@ def test_an_export_as_parquet_replaces_the_one_before(people: Path) -> None:
 @pytest.mark.parametrize("form", ["delta", "parquet"])
 def test_an_export_replaces_nobody_elses(people: Path, form: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(people), str(people), "--format", form]) == 2
-    assert "is no export; choose another path" in capsys.readouterr().err
+    assert "is not an export; choose another path" in capsys.readouterr().err
 
 
 def test_wait(people: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,7 +133,7 @@ def test_tokens_in_all_forms(written: Written, token: Any) -> None:
         ("3:11", "write VBUCKET:VB_UUID:SEQNO"),
         ("3:x:5", "must be a string of decimal digits"),
         ((3, -1, 5), "must be an integer from 0"),
-        (object(), "a object is no mutation token"),
+        (object(), "a object is not a mutation token"),
     ],
 )
 def test_what_is_no_token(token: Any, problem: str) -> None:

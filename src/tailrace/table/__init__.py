@@ -1,5 +1,5 @@
 """A mirrored table: rows, and in the same commit the position of every vbucket.
 
-`contract` says what a table is, `store` where its files are; `delta` keeps the contract with a Delta table.
-Nothing here knows Spark.
+`contract` defines what a table is, `store` where its files are; `delta` keeps the contract with a Delta
+table. Nothing here depends on Spark.
 """

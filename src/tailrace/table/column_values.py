@@ -1,6 +1,6 @@
-"""What a value of a document must be to stand in a column, and why it does not: one by one.
+"""Which values of a document fit a column, and why others don't, value by value.
 
-This is the rule; `typed` reads many documents at once and must give the same.
+This defines the rule; `typed` reads many documents together and must give the same result.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ TIME = (
     + _CLOCK.replace(":", ":?")
     + "|[+-]([01][0-9]|2[0-3]))"
 )
-"""A moment: a time without a zone is none."""
+"""A moment; a time without a zone is not one."""
 _DATE, _TIME = re.compile(DATE, re.ASCII), re.compile(TIME, re.ASCII)
 _DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _DIGITS = Context(prec=76)
 """More than any column has; Python's own context has 28 digits."""
 _LONG_NUMBER = 1000
-"""Python makes no whole number of more than some thousand digits."""
+"""Python refuses to parse integers of more than some thousand digits."""
 
 
 class NoNumber:
-    """NaN and its like, which some writers put into documents though JSON has no such thing."""
+    """NaN and the like, which some writers put into documents though JSON has no such thing."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 def try_document(text: str | None, wrong: Misfits) -> dict[str, Any]:
-    """A document as Python has it; an empty one, and a note, if it is none."""
+    """A parsed document; if the text is not one, an empty document and a note in ``wrong``."""
     if text is None:
         return {}
     try:
@@ -81,14 +81,14 @@ def _whole_number(text: str) -> int | Decimal:
 
 
 def step_path(path: str, name: str) -> str:
-    """The path of a field of what ``path`` is; a name that looks like a path stands in back quotes."""
+    """The path of a field of the value at ``path``; a name that looks like a path is in back quotes."""
     if not name or "." in name or "`" in name:
         name = "`" + name.replace("`", "``") + "`"
     return f"{path}.{name}" if path else name
 
 
 def fit(value: Any, kind: pa.DataType, path: str, wrong: Misfits) -> Any:
-    """A value as a column of this type has it; None, and a note in ``wrong``, if it does not fit."""
+    """A value as a column of this type holds it; None, and a note in ``wrong``, if it does not fit."""
     if value is None:
         return None
     if pa.types.is_struct(kind):
@@ -128,7 +128,7 @@ def fit(value: Any, kind: pa.DataType, path: str, wrong: Misfits) -> Any:
 
 
 def _told(kind: pa.DataType) -> str:
-    """A type for people, without what may come to it later: a reason stays what it is."""
+    """A type for people, without an object's parts: more may be added later, but a reason must not change."""
     if pa.types.is_struct(kind):
         return "STRUCT"
     if pa.types.is_map(kind):
@@ -137,8 +137,8 @@ def _told(kind: pa.DataType) -> str:
 
 
 def _is_nothing(value: Any) -> bool:
-    """Empty objects and arrays, and those of nulls: as long as nothing else comes up in a field it has no
-    column, so that they fit whatever the field becomes.
+    """Whether a value is empty or has only nulls inside: a field with nothing else has no column, so such a
+    value fits whatever the field becomes.
     """
     if isinstance(value, dict):
         return all(map(_is_nothing, value.values()))
@@ -146,7 +146,7 @@ def _is_nothing(value: Any) -> bool:
 
 
 def _scalar(value: Any, kind: pa.DataType) -> tuple[Any, str | None]:
-    """A value of a column without parts, and why it is none."""
+    """The value of a column without parts, or None with the reason why it does not fit."""
     unfit = f"{_kind_of(value)}, not {format_type(kind)}"
     if pa.types.is_string(kind):
         if not isinstance(value, str):
@@ -184,7 +184,7 @@ def _floating(value: Any, kind: pa.DataType, unfit: str) -> tuple[Any, str | Non
 
 
 def _decimal(value: Any, kind: pa.DataType, unfit: str) -> tuple[Any, str | None]:
-    # a decimal is often written as text, so that nobody makes a float of it
+    # a decimal is often written as text, so that no reader turns it into a float
     if not isinstance(value, int | Decimal) and not (isinstance(value, str) and _DECIMAL.fullmatch(value)):
         return None, unfit
     number = Decimal(value)
@@ -202,7 +202,7 @@ def _decimal(value: Any, kind: pa.DataType, unfit: str) -> tuple[Any, str | None
 
 
 def _moment(text: str, kind: pa.DataType) -> date | datetime | None:
-    """A date or a time as ISO 8601 has it, as far as the columnar reader reads it too."""
+    """A date or time in ISO 8601, in the forms that the columnar reader accepts too."""
     try:
         if pa.types.is_timestamp(kind):
             return datetime.fromisoformat(text).astimezone(UTC) if _TIME.fullmatch(text) else None
@@ -238,9 +238,9 @@ def _kind_of(value: Any) -> str:
 
 
 def rescued_json(wrong: Misfits, *, with_document: bool) -> str:
-    """What stands in the column of what does not fit.
+    """The text for the column ``_rescued``.
 
-    Of a document that is none at all only the reason, unless ``with_document``: it stands in ``value``.
+    If the text is not a document at all, only the reason, unless ``with_document``: ``value`` has the rest.
     """
     shown = {}
     for path, (value, reason) in wrong.items():
@@ -251,7 +251,7 @@ def rescued_json(wrong: Misfits, *, with_document: bool) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON with every digit that a number had."""
+    """JSON that keeps every digit of a number."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{json.dumps(name)}:{_json(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list):

@@ -1,9 +1,9 @@
-"""What keeps a table small and quick to read: tiers are merged, and worn ranges of it written anew.
+"""What keeps a table small and quick to read: tiers are merged, and worn ranges of the base are rewritten.
 
 A round adds files of tier 0 and masks the rows that they replace. `next_step` finds the one step that is most
-worth its cost, `CompactionStep.run` does it anywhere, and `finish_step` says what to commit: rows that were
-masked in the meantime are masked in the new files. Every row keeps its place in the order of h1, so that a
-range of the base can be rewritten with what lies above it and without the rest.
+worth its cost, `CompactionStep.run` does it in any process, and `finish_step` makes the commit: rows that
+were masked in the meantime are masked in the new files. All files are in the order of h1, so a range of the
+base can be rewritten together with the rows that lie above it, and without the rest.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class CompactionPolicy:
     """When a step is due."""
 
     tier_files: int = 16
-    """So many files of a tier become one of the next."""
+    """This many files of a tier are merged into one of the next tier."""
     tier_masked: float = 0.5
-    """... or as soon as so much of them is masked."""
+    """... or fewer, once this share of their rows is masked."""
     overlay: float = 0.25
-    """A range of the base is rewritten when so many rows lie above it, as a share of its own."""
+    """A range of the base is rewritten when this many rows lie above it, as a share of its own."""
     base_masked: float = 0.375
-    """... or when so much of it is masked."""
+    """... or when this share of it is masked."""
     least_rows: int = 20_000
-    """Smaller ranges are taken for this large: there is nothing to win."""
+    """Smaller ranges count as this large: rewriting them gains nothing."""
     step_bytes: int = 2 * MAX_FILE_BYTES
-    """About the most that a step takes from above a range."""
+    """Roughly the most that a step takes from above a range."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class CompactionStep:
     """What is merged, and into what; picklable."""
 
     kind: str
-    """Of the new files."""
+    """The kind of the new files."""
     sources: tuple[MergeSource, ...]
     """The live rows that are taken."""
     whole: frozenset[str]
     """Files of which nothing is left."""
     taken: Mapping[str, bytes]
-    """Of the other files, all rows of the range that was taken."""
+    """For each other file, all its rows in the range that is rewritten, live or not."""
     why: str
 
     def reach(self, file: DataFile) -> BitMap:
-        """All rows of a file that lie where the step has looked."""
+        """All rows of a file that are in the step's range, live or not."""
         if file.path in self.whole:
             return BitMap(range(file.rows))
         return BitMap.deserialize(self.taken[file.path])
@@ -75,16 +75,16 @@ class CompactionStep:
 
 
 def next_step(table: Table, policy: CompactionPolicy | None = None) -> CompactionStep | None:
-    """The step that is due, if any: a range of the base first, because that ends what is above it."""
+    """The step that is due, if any: a range of the base first, because that removes what is above it."""
     planner = _Planner(table, policy or CompactionPolicy())
     return planner.worst_range() or planner.full_tier()
 
 
 def finish_step(table: Table, step: CompactionStep, written: Sequence[DataFile]) -> Commit | None:
-    """What to commit when a step is done; None if the table went another way and the work is in vain.
+    """What to commit when a step is done; None if the table has changed so that the step is of no use.
 
-    A row that was masked after the step began is masked in the new file; a row that came back (a rollback),
-    or a file that is gone, ends it.
+    A row that was masked after the step began is masked in the new file. If a row came back (a rollback) or a
+    file is gone, the step is dropped.
     """
     key_hash = KeyHash(table.secret)
     now = {file.path: file for file in table.files()}
@@ -102,7 +102,7 @@ def finish_step(table: Table, step: CompactionStep, written: Sequence[DataFile])
             for new, rows in zip(written, dead, strict=True):
                 try:
                     index = open_index(table.store, new, key_hash)
-                except TableDamaged:  # somebody's cleaning took it: it is no file of the table yet
+                except TableDamaged:  # somebody's cleaning removed it: it is not part of the table yet
                     return None
                 rows.update(index.find(h1, h2))
     return Commit(
@@ -138,7 +138,7 @@ class _Planner:
         """A tier with too many files, or too many masked rows."""
         tiers: dict[int, list[DataFile]] = defaultdict(list)
         for file in self._above:
-            # somebody else's file gets an index of its own when it is merged
+            # a foreign file counts as tier 0; merging gives its rows an index
             tiers[int(file.kind.removeprefix(TIER)) if file.kind.startswith(TIER) else 0].append(file)
         for number, members in sorted(tiers.items()):
             rows = sum(file.rows for file in members)
@@ -189,7 +189,7 @@ class _Planner:
         return [int(count) for count in counts]
 
     def _rewrite(self, own: DataFile | None, low: int, high: int) -> CompactionStep:
-        """A file of the base with all that lies above it, up to a limit behind the file's own rows."""
+        """A file of the base with all that lies above it, up to a limit past the file's own rows."""
         high = self._cut(own, low, high)
         sources: list[MergeSource] = []
         whole: set[str] = set()

@@ -1,7 +1,7 @@
-"""What a mirrored table is, whatever its format: the types that join its parts.
+"""What a mirrored table is, whatever its format: the types that connect its parts.
 
 Tasks write files and answer with a `TaskResult`; the driver puts the answers of a round into one `Commit`;
-a `Table` makes a `TableVersion` of it, or says why it can't. Its errors stand in `tailrace.errors`.
+a `Table` makes a `TableVersion` of it, or raises an error of `tailrace.errors`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FOREIGN = "foreign"
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """Where the deletion vector of a file is, as the log says it."""
+    """Where the deletion vector of a file is, as the log has it."""
 
     storage: str
     path_or_inline: str
@@ -57,22 +57,22 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A Parquet file of the table, or one that is to be part of it."""
+    """A Parquet file that is part of the table, or is going to be."""
 
     path: str
     """Relative to the table, decoded."""
     size: int
     rows: int
-    """Physical rows, those that are masked too."""
+    """Physical rows, masked ones included."""
     kind: str
     """``base``, ``tier0``, ``tier1``, …; `FOREIGN` if we did not write it."""
     low: int
     high: int
     """The smallest and largest h1 of its rows, unsigned 64 bits."""
     index_offset: int | None
-    """Where the arrays h1 and h2 stand (rows x u64 little-endian each); None: there are none."""
+    """Where the arrays h1 and h2 are (rows x u64 little-endian each); None if there are none."""
     stats: str
-    """The statistics of its columns, JSON as Delta has it."""
+    """The statistics of its columns, as Delta's JSON."""
     modified_ms: int
     vector: Vector | None = None
     schema_id: int = 0
@@ -98,7 +98,7 @@ class NewFile:
 
     file: DataFile
     masked: bytes = b""
-    """Rows of it that are dead from the start: a portable 32-bit roaring bitmap; b"" if none."""
+    """Its rows that are dead from the start: a portable 32-bit roaring bitmap; b"" if none."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,14 @@ class TaskResult:
     rows_written: int = 0
     bytes_written: int = 0
     rescued: int = 0
-    """Rows of a typed table with something that does not fit."""
+    """Rows of a typed table with a value that does not fit."""
     documents: DocumentColumns | None = None
-    """The columns that the files were written with, if there are more than the table has."""
+    """The columns that the files were written with, if they are more than the table's."""
 
     _PREFIX = struct.Struct("<I")
 
     def to_bytes(self) -> bytes:
-        """For the way to the driver: the size of the head, the head as JSON, then the bitmaps."""
+        """To send to the driver: the size of the head, the head as JSON, then the bitmaps."""
         bitmaps = [new.masked for new in self.added] + list(self.masked.values())
         head = json.dumps(
             {
@@ -158,14 +158,14 @@ class Commit:
     operation: str
     """``TAILRACE ROUND``, ``TAILRACE ROLLBACK``, ``TAILRACE COMPACT``, …: what the history shows."""
     positions: Mapping[int, Position] | None = None
-    """Of the vbuckets that move; None: all stay where they are."""
+    """The positions of vbuckets that move; None: all stay where they are."""
     added: Sequence[NewFile] = ()
     removed: Sequence[str] = ()
     """Paths."""
     masked: Mapping[str, BitMap] = field(default_factory=dict)
-    """By path: rows that die now, besides those that are dead."""
+    """By path: rows that die now, in addition to those already dead."""
     vectors: Mapping[str, BitMap] = field(default_factory=dict)
-    """By path: all dead rows, exactly (a rollback); of `readded` files too."""
+    """By path: exactly the dead rows (for a rollback); also for `readded` files."""
     readded: Sequence[DataFile] = ()
     """Files of an earlier version that come back."""
     resets: Mapping[int, int] = field(default_factory=dict)
@@ -179,7 +179,7 @@ class Commit:
     documents: DocumentColumns | None = None
     """Which of them are made of documents, if that changes."""
     bucket_uuid: str | None = None
-    """The bucket that the table is of from now on, if that changes."""
+    """The bucket that the table mirrors from now on, if that changes."""
     repaired: bool = False
     """The rows are right again after `ForeignRows`."""
 
@@ -194,7 +194,7 @@ class TableVersion:
     positions: Mapping[int, Position]
     """A vbucket that is not in it stands at the beginning."""
     run: str = ""
-    """Which run of which mirror made it; empty if it was none."""
+    """The run of a mirror that made it; empty if no mirror did."""
     resets: Mapping[int, int] = field(default_factory=dict)
     """VBuckets that this version set back, and to which seqno."""
 
@@ -219,7 +219,7 @@ class MaintenanceReport:
     """Files that no version needs, but that are too young to go."""
     bytes_waiting: int = 0
     more: bool = False
-    """There was more to do than fits into one call."""
+    """There was more to do than one call does."""
 
 
 class Table(Protocol):
@@ -233,7 +233,7 @@ class Table(Protocol):
 
     @property
     def source(self) -> Mapping[str, Any]:
-        """The bucket and collection that it mirrors: ``bucket``, its ``uuid`` if that is known, and more."""
+        """The bucket and collection that it mirrors: ``bucket``, its ``uuid`` if known, and more."""
         ...
 
     @property
@@ -246,7 +246,7 @@ class Table(Protocol):
 
     @property
     def secret(self) -> bytes:
-        """16 bytes, the key of the hash of its keys."""
+        """The 16-byte secret that its keys are hashed with."""
         ...
 
     @property
@@ -258,16 +258,16 @@ class Table(Protocol):
     def claim(
         self, run: str | None = None, *, accept_foreign: bool = False, and_still: Sequence[Table] = ()
     ) -> str:
-        """Take the table over: whoever wrote it before is fenced. The name of the run.
+        """Take the table over, which fences whoever wrote it before. The name of the run.
 
-        ``and_still`` are tables that the same mirror has claimed before; `Fenced` if one of them is another's
-        by now, and then this one is not taken.
+        ``and_still`` are tables that the same mirror claimed before; `Fenced` if another mirror has taken one
+        of them, and then this one is not taken.
         """
         ...
 
     def accept_rows(self, version: int) -> bool:
-        """After `ForeignRows`: the rows of a version are right, a comparison says, and a mirror may go on.
-        Whether there was anything to accept; `TableChanged` if the table has a newer version.
+        """After `ForeignRows`, accept the rows of a version that a comparison found right, so that a mirror
+        may go on. Whether there was anything to accept; `TableChanged` if there is a newer version.
         """
         ...
 
@@ -276,11 +276,11 @@ class Table(Protocol):
         ...
 
     def versions(self) -> Iterator[TableVersion]:
-        """Those that are kept, newest first."""
+        """The versions that are kept, newest first."""
         ...
 
     def lineage(self, vbucket: int) -> Iterator[tuple[int, Position]]:
-        """The versions to whose rows a vbucket can return, newest first, and where it stood in each."""
+        """The versions whose rows a vbucket can return to, newest first, and where it stood in each."""
         ...
 
     def files(self, version: int | None = None) -> list[DataFile]: ...
@@ -294,14 +294,14 @@ class Table(Protocol):
         ...
 
     def commit(self, commit: Commit) -> int:
-        """The version that it makes; `TableChanged`, `Fenced`, `ForeignRows`."""
+        """Make the next version; its number. `TableChanged`, `Fenced`, `ForeignRows`."""
         ...
 
     def maintain(
         self, *, busy_since_ms: int | None = None, dry_run: bool = False, force: bool = False
     ) -> MaintenanceReport:
-        """Thin out earlier versions, shorten the log, delete what nobody needs; bounded in work.
+        """Thin out earlier versions, shorten the log, delete what nobody needs; a bounded amount of work.
 
-        It does nothing if it was done a moment ago, unless ``force``.
+        Does nothing if it was done a moment ago, unless ``force``.
         """
         ...

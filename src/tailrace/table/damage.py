@@ -1,4 +1,4 @@
-"""A data file that is gone or can't be read: said in one line that names it."""
+"""Errors about a data file that is gone or can't be read: one line that names it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["damage", "damage_named"]
 
 
 def damage(file: DataFile, what: str) -> TableDamaged:
-    """The error that says what is wrong with a file."""
+    """The error for a damaged file; ``what`` is wrong with it."""
     return TableDamaged(
         f"the file {file.path} of the table is damaged ({what}): restore it, "
         "or make a new table beside this one"
@@ -20,7 +20,7 @@ def damage(file: DataFile, what: str) -> TableDamaged:
 
 @contextmanager
 def damage_named(file: DataFile) -> Iterator[None]:
-    """An error of reading a file says which one it is, and what to do."""
+    """Errors while reading a file are raised as one that names it and says what to do."""
     try:
         yield
     except FileNotFoundError:

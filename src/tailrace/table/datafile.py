@@ -1,7 +1,7 @@
 """A data file of the table: rows in the order of h1, and their index between the last page and the footer.
 
-Parquet's offsets are absolute and its footer is found from the end of the file, so that readers of Parquet
-never see what stands between pages and footer.
+Parquet's offsets are absolute and its footer is found from the end of the file, so readers of Parquet never
+see what is between pages and footer.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ FIRST_TIER = f"{TIER}0"
 
 MAX_FILE_ROWS = 320_000
 MAX_FILE_BYTES = 96 << 20
-"""What a data file holds at the most, as rows in memory. One document alone may be larger."""
+"""The most that a data file holds, as rows in memory. A single document may be larger."""
 
 _GROUP_ROWS = 64 << 10
 _GROUP_BYTES = 8 << 20
-"""A row group: what a reader of a few rows of a file must decode."""
+"""The size of a row group, which a reader of even a few rows must decode."""
 
 _GATHERED_BYTES = 1 << 20
 
 _STATISTICS = ("key", "vbucket", "seqno", "event_time")
-"""Columns by whose smallest and largest value engines skip files."""
+"""Columns whose smallest and largest values let engines skip files."""
 _OF_A_LOG = "log_version"
-"""... in a change log, too."""
+"""... and this one, in a change log."""
 _MORE_STATISTICS = 32
-"""So many columns of documents have such, too."""
+"""... and at most this many columns of documents."""
 _LONG = frozenset({"value", "value_base64", "key_base64", RESCUED})
 _DISTINCT = frozenset({"key", "value", "seqno", "cas", "event_time"})
-"""Columns whose values hardly repeat: dictionaries of them would be made in vain."""
+"""Columns whose values hardly repeat: dictionaries of them would be wasted."""
 _LOOKED_AT = 2048
-"""How many rows are looked at to see whether the values of a document's column repeat."""
+"""How many rows are sampled to see whether the values of a document's column repeat."""
 
 _STATISTICS_CHARACTERS = 32
 _HIGHEST = "\U0010ffff"
@@ -74,7 +74,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def size_of(rows: pa.Table | pa.RecordBatch) -> int:
-    """Bytes of rows in memory; what a slice does not show does not count."""
+    """Bytes of rows in memory; of a slice, only its own rows."""
     return int(rows.nbytes)
 
 
@@ -113,7 +113,7 @@ class FileStatistics:
             self._nulls[name] += rows[name].null_count
 
     def to_json(self) -> str:
-        """As it stands in the log."""
+        """The statistics as the log has them."""
         ranges = {name: values for name, values in self._ranges.items() if values.low is not None}
         return json.dumps(
             {
@@ -127,7 +127,7 @@ class FileStatistics:
 
 
 class DataFileWriter:
-    """Writes one file. Rows must come in rising order of h1; nothing is visible before `close`."""
+    """Writes one file. Rows must come in ascending order of h1; nothing is visible before `close`."""
 
     def __init__(
         self,
@@ -148,9 +148,9 @@ class DataFileWriter:
         self._h2: list[Hashes] = []
         self._statistics = FileStatistics(schema)
         self._parquet: pq.ParquetWriter | None = None
-        """Made when the first rows come: how a column is written depends on what is in it."""
+        """Made for the first rows: how a column is written depends on what is in it."""
         self.bytes = 0
-        """Of the rows in memory."""
+        """The size of the rows in memory."""
 
     def write(self, rows: pa.Table, h1: Hashes, h2: Hashes) -> None:
         """Append rows."""
@@ -207,7 +207,7 @@ class DataFileWriter:
         )
 
     def abandon(self) -> None:
-        """Nothing of the file stays."""
+        """Discard the file; nothing of it stays."""
         if self._parquet is not None:
             self._parquet.is_open = False  # else it writes its footer when it is collected
         self._abandon(_Abandoned())
@@ -221,9 +221,9 @@ class DataFileWriter:
 
 
 class _GatheredWrites:
-    """Arrow writes every page and its header by itself: thousands of calls for a file of many columns.
+    """Passes writes on a mebibyte or so at a time.
 
-    They are passed on a mebibyte or so at a time.
+    Arrow writes every page and its header separately: thousands of calls for a file of many columns.
     """
 
     closed = False
@@ -234,7 +234,7 @@ class _GatheredWrites:
         self._waiting = 0
 
     def write(self, data: Buffer) -> int:
-        part = bytes(data)  # Arrow uses its own memory again; bytes are not copied
+        part = bytes(data)  # Arrow reuses its memory; what is bytes already is not copied
         self._parts.append(part)
         self._waiting += len(part)
         if self._waiting >= _GATHERED_BYTES:
@@ -264,11 +264,11 @@ class _GatheredWrites:
 
 
 class _Abandoned(Exception):
-    """Tells the store that a file is given up on purpose."""
+    """Tells the store that a file is discarded on purpose."""
 
 
 def _with_statistics(schema: pa.Schema) -> list[str]:
-    """The columns whose smallest and largest value the log has."""
+    """The columns whose smallest and largest values go into the log."""
     names = [name for name in _STATISTICS if name in schema.names]
     if _OF_A_LOG in schema.names and RESCUED not in schema.names:
         names.append(_OF_A_LOG)
@@ -289,7 +289,7 @@ def _has_order(kind: pa.DataType) -> bool:
 
 
 def _parquet_options(rows: pa.Table) -> dict[str, Any]:
-    """How rows such as these are written."""
+    """How to write rows like these."""
     made = {field.name for field in _made_of_documents(rows.schema)}
     dictionaries: list[str] = []
     statistics: list[str] = []
@@ -321,23 +321,23 @@ def _repetitive(name: str, column: pa.ChunkedArray) -> list[str]:
 
 
 def _smallest(value: Any) -> Any:
-    """As Delta's statistics have it: a text may be cut, so that it is not larger."""
+    """A lower bound for Delta's statistics: a text may be cut, which does not make it larger."""
     if isinstance(value, str):
         return value[:_STATISTICS_CHARACTERS]
     if isinstance(value, datetime):
         return _instant(value)
-    # of the two zeros the one that is smaller to those who tell them apart
+    # the zero that is smaller to engines that tell the two apart
     return -0.0 if isinstance(value, float) and value == 0 else _plain(value)
 
 
 def _largest(value: Any) -> Any:
-    """A text that is cut gets a character behind it that is above all others."""
+    """An upper bound: a text that is cut gets a character after it that is above all others."""
     if isinstance(value, str):
         cut = _STATISTICS_CHARACTERS
         while value[cut : cut + 1] == _HIGHEST:
             cut += 1
         return value if len(value) <= cut else value[:cut] + _HIGHEST
-    if isinstance(value, datetime):  # Delta keeps milliseconds: cut, it must not be smaller than the largest
+    if isinstance(value, datetime):  # Delta keeps milliseconds, so it is rounded up
         return _instant(value, up=True)
     return 0.0 if isinstance(value, float) and value == 0 else _plain(value)
 

@@ -1,7 +1,7 @@
 """Schemas as people write them: ``name STRING, tags ARRAY<STRING>, address STRUCT<city: STRING>``.
 
-The types are Spark's, those that a JSON document can fill. Read by hand, because Spark's own parser needs a
-running Java.
+The types are those of Spark that a JSON document can fill. They are parsed here because Spark's own parser
+needs a running Java.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _DdlParser:
         self._depth = 0
 
     def fields(self, end: str | None) -> Iterator[pa.Field]:
-        """Names and types with commas between them; ``end`` closes them, None is the end of the text."""
+        """Names and types separated by commas, up to ``end``; None is the end of the text."""
         seen: set[str] = set()
         while not (self._is_over() if end is None else self._take(end)):
             if seen and not self._take(","):
@@ -115,7 +115,7 @@ class _DdlParser:
             kind = pa.struct(list(self.fields(end=">")))
         else:
             known = ", ".join([*dict.fromkeys(_NAMES.values()), "DECIMAL(p,s)", "ARRAY<…>", "MAP<STRING, …>"])
-            raise UsageError(f"there is no type {word}; there are {known}, STRUCT<name: …>")
+            raise UsageError(f"there is no type {word}; the types are {known}, STRUCT<name: …>")
         self._depth -= 1
         return kind
 
@@ -174,5 +174,5 @@ class _DdlParser:
         rest = self._text[self._at :].strip()
         where = f"before {rest[:30]!r}" if rest else "at its end"
         return UsageError(
-            f"the schema lacks {wanted} {where}; write such as 'name STRING, tags ARRAY<STRING>'"
+            f"the schema lacks {wanted} {where}; write it like 'name STRING, tags ARRAY<STRING>'"
         )

@@ -1,13 +1,13 @@
 """Which columns a typed table has for the fields of its documents, and what they are called.
 
-A column has the name of its field, as far as a table can have it:
+A column has the name of its field, as far as a table allows:
 
-- one of the table's own names (``key``, ``value``, ``cas``, …) gets ``doc_`` before it;
-- characters that Delta has no place for (blanks, ``,;{}()=`` and line breaks) become ``_``;
-- names that are the same but for upper and lower case are one to Spark: the second gets ``_2`` behind it.
+- one of the table's own names (``key``, ``value``, ``cas``, …) is prefixed with ``doc_``;
+- characters that Delta does not allow (blanks, ``,;{}()=`` and line breaks) become ``_``;
+- names that differ only in case are the same to Spark: the second gets the suffix ``_2``.
 
-A field inside of another follows the last two rules. What is said of a table is kept in the table, with the
-names that the documents use; columns are only ever added, at the end, so that names never change.
+A field inside another follows the last two rules. The table itself keeps which columns it has, with the names
+that the documents use; columns are only ever added, at the end, so that names never change.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .typed import RESCUED, DocumentShape
 __all__ = ["INFER", "MAX_COLUMNS", "DocumentColumns"]
 
 INFER = "infer"
-"""In place of a schema: a sample of the bucket says it."""
+"""In place of a schema: it is inferred from a sample of the bucket."""
 MAX_COLUMNS = 1000
-"""So many columns fields may become by themselves, those inside of others counted too."""
+"""How many columns a table may get from new fields, those inside others included."""
 
 _TAKEN = frozenset(
     [
@@ -66,13 +66,13 @@ class DocumentColumns:
     fields: pa.Schema
     """By their names in the documents."""
     evolve: bool = False
-    """Whether a field that comes later becomes a column."""
+    """Whether a field that appears later becomes a column."""
     keep_value: bool = True
-    """Whether the document itself stays, too, in ``value``."""
+    """Whether the document itself is kept too, in ``value``."""
 
     @classmethod
     def from_text(cls, text: str, *, evolve: bool | None = None, keep_value: bool = True) -> DocumentColumns:
-        """From a schema as people write it. Fields that come later become columns only if that is said."""
+        """From a schema as people write it. Fields that appear later become columns only with ``evolve``."""
         return cls(parse_ddl(text), bool(evolve), keep_value)
 
     def to_json(self) -> str:
@@ -96,12 +96,12 @@ class DocumentColumns:
         )
 
     def shape(self) -> DocumentShape:
-        """What parses the documents."""
+        """The parser of the documents."""
         room = sum(count_parts(field.type) for field in self.fields) < MAX_COLUMNS
         return DocumentShape(self.fields, self.evolve and room, rescue_documents=not self.keep_value)
 
     def parse(self, values: pa.ChunkedArray) -> tuple[pa.Table, DocumentColumns]:
-        """The columns of documents and `_rescued`; and these columns, with those that came up."""
+        """The columns of documents and `_rescued`; and these columns with new ones, if any appeared."""
         parsed = self.shape().parse(values)
         if parsed.extended is not None:
             more = replace(self, fields=_limited(self.fields, parsed.extended))
@@ -114,22 +114,22 @@ class DocumentColumns:
         return pa.table([parsed.rescued, *arrays], names=[RESCUED, *self.columns.names]), self
 
     def joined(self, others: Iterable[DocumentColumns]) -> DocumentColumns:
-        """With the fields that came up in several places at once; what is here keeps its type."""
+        """These columns with the new fields of several tasks; known fields keep their types."""
         kinds = [pa.struct(list(other.fields)) for other in others]
         if not kinds:
             return self
         fields = self._with(reduce(common_type, kinds))
-        if fields == self.fields:  # where all together have no room, the first that has more does
+        if fields == self.fields:  # all together have no room: take the first that has more and fits
             fields = next((more for kind in kinds if (more := self._with(kind)) != self.fields), fields)
         return replace(self, fields=fields)
 
     def _with(self, seen: pa.DataType) -> pa.Schema:
-        """The fields, and what documents of a type have more."""
+        """The fields, and those that only documents of a type have."""
         fields = pa.schema(list(extended_type(pa.struct(list(self.fields)), seen)))
         return _limited(self.fields, fields)
 
     def holds(self, other: DocumentColumns) -> bool:
-        """Whether what was written with other columns can be read with these: they lack some, no more."""
+        """Whether what was written with other columns can be read with these, which have all of them."""
         return other._places <= self._places
 
     @cached_property
@@ -141,7 +141,7 @@ class DocumentColumns:
 
 
 def _limited(known: pa.Schema, wanted: pa.Schema) -> pa.Schema:
-    """New fields as long as there is room for them; there is always room for those that are known."""
+    """New fields while there is room for them; there is always room for those already known."""
     room = MAX_COLUMNS - sum(count_parts(field.type) for field in known)
     fields = []
     for field in wanted:
@@ -181,7 +181,7 @@ def _places(
     within: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
     taken: frozenset[str] = frozenset(),
 ) -> Iterator[_Place]:
-    """Of every value in documents: the fields and the columns that lead to it, and its type."""
+    """For every value in documents: the fields and the columns that lead to it, and its type."""
     fields = list(fields)
     path, columns = within
     for field, name in zip(fields, _unique_names(fields, taken=taken), strict=True):
@@ -195,7 +195,7 @@ def _places(
 
 
 def _named(kind: pa.DataType) -> pa.DataType:
-    """A type whose parts have names that a table can have."""
+    """A type with its parts renamed as a table allows."""
     if pa.types.is_struct(kind):
         names = _unique_names(kind)
         return pa.struct([pa.field(name, _named(part.type)) for name, part in zip(names, kind, strict=True)])

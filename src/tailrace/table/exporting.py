@@ -1,7 +1,7 @@
-"""Live rows for engines that know no deletion vectors: a plain Delta table, or a folder of Parquet files.
+"""Live rows for engines without deletion vectors: a plain Delta table, or a folder of Parquet files.
 
-Made again, a Delta table is replaced in one commit, which its readers see as a whole; a folder of Parquet
-files changes its place with a new one.
+A second export replaces a Delta table in one commit, which its readers see as a whole, and swaps a folder of
+Parquet files for a new one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["ExportReport", "export_table"]
 
 _NAME = "tailrace export"
 _MARK = "_tailrace_export.json"
-"""In a folder of Parquet files, so that nobody's own folder is replaced."""
+"""Marks our folder of Parquet files, so that no other folder is replaced."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ExportReport:
 
     rows: int
     version: int
-    """Of the mirrored table."""
+    """The version of the mirrored table."""
     format: str
 
 
@@ -53,14 +53,14 @@ def export_table(
     at: PositionVector | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> ExportReport:
-    """Write the live rows of a mirrored table to another place, or write them there anew."""
+    """Write the live rows of a mirrored table to another place, replacing an earlier export there."""
     if format not in ("delta", "parquet"):
-        raise UsageError(f"there is no format {format!r}; there are delta and parquet")
+        raise UsageError(f"there is no format {format!r}; write delta or parquet")
     place = location(target, "the path of the export")
     if format == "delta":
         check_engine_path(place.text, "write --format parquet")
     elif not place.is_local:
-        raise UsageError(f"{place.text!r} is no folder on this machine; write --format delta")
+        raise UsageError(f"{place.text!r} is not a folder on this machine; write --format delta")
     rows = read_table(path, version, at, storage_options=storage_options)
     check_not_inside(place.text, storage_options or {})
     if format == "delta":
@@ -71,7 +71,7 @@ def export_table(
 
 
 class _CountedRows:
-    """Rows on their way, counted."""
+    """Passes rows on and counts them."""
 
     def __init__(self, rows: LiveRows) -> None:
         self.rows = 0
@@ -84,14 +84,14 @@ class _CountedRows:
 
 
 def _to_delta(rows: LiveRows, target: str, storage_options: Mapping[str, str] | None) -> int:
-    """The files are ours, written batch by batch; the engine would hold all of the table in memory."""
+    """Files are written here, batch by batch; the engine would hold the whole table in memory."""
     ordinary = OrdinaryTable(target, storage_options or {}, _NAME)
     store = TableStore(target, storage_options or {})
     counted = _CountedRows(rows)
     written: list[ExportedFile] = []
     try:
         batches = iter(counted)
-        for first in batches:  # a part takes more of them
+        for first in batches:  # _write_part consumes more of them
             name = new_name(rng.source())
             statistics = FileStatistics(rows.schema)
             with store.create(name) as out:
@@ -102,7 +102,7 @@ def _to_delta(rows: LiveRows, target: str, storage_options: Mapping[str, str] | 
         with contextlib.suppress(TailraceError, OSError):
             store.delete([file.path for file in written])
         raise
-    # From here on the files stay: a commit whose answer was lost may have taken place.
+    # From here on the files stay: a commit whose answer was lost may have happened.
     note = {"tailrace.version": str(rows.table.version)}
     ordinary.replace(written, rows.schema, note, f"live rows of {rows.table.uri}")
     return counted.rows
@@ -110,14 +110,14 @@ def _to_delta(rows: LiveRows, target: str, storage_options: Mapping[str, str] | 
 
 def _to_parquet(rows: LiveRows, target: Path) -> int:
     if target.exists() and not (target / _MARK).exists():
-        raise UsageError(f"there is something at {target} that is no export; choose another path")
+        raise UsageError(f"there is something at {target} that is not an export; choose another path")
     beside = target.with_name(f".{target.name}.{rng.unique_name()}")
     files = DiskFiles(target.parent, mode=0o666)
     files.make_directory(beside.name)
     counted = _CountedRows(rows)
     try:
         batches = iter(counted)
-        for number, first in enumerate(batches):  # a part takes more of them
+        for number, first in enumerate(batches):  # _write_part consumes more of them
             with whole_file(beside / f"part-{number:05d}.parquet") as out:
                 _write_part(first, batches, out, rows.schema, FileStatistics(rows.schema))
         with whole_file(beside / _MARK) as out:

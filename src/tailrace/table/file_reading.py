@@ -40,8 +40,8 @@ def scan(
 ) -> Iterator[pa.RecordBatch]:
     """Live rows of files; ``masks`` has the dead ones by path.
 
-    ``vbuckets`` is the first and the last that is wanted, ``where`` what a row must be; row groups whose
-    statistics say that there is none are not read. A column that a file does not have is null.
+    ``vbuckets`` is the first and the last that is wanted, ``where`` a condition on rows; row groups whose
+    statistics rule it out are not read. A column that a file does not have is null.
     """
     for file in files:
         if vbuckets is not None and (file.high >> 48 < vbuckets[0] or file.low >> 48 > vbuckets[1]):
@@ -67,7 +67,7 @@ def read_rows_at(
 ) -> Iterator[pa.RecordBatch]:
     """The wanted rows of a file, in their order; row groups without any are not read.
 
-    With small batches a row group comes page by page, too: for who reads many files at once.
+    With small batches a row group is also read page by page, for callers that read many files together.
     """
     if not wanted.any():
         return
@@ -80,7 +80,7 @@ def read_rows_at(
             yield from _read(parquet, file, wanted, _fields(schema, names), batch_bytes)
             return
         wanted = wanted & _may_fit(parquet, store, file, schema, where)
-        # what a row must be may be about columns that are not asked for
+        # the condition may use columns that are not asked for
         for rows in _read(parquet, file, wanted, schema):
             fitting = rows.filter(where)
             if fitting.num_rows:
@@ -88,9 +88,9 @@ def read_rows_at(
 
 
 def rows_per_batch(store: TableStore, files: Iterable[DataFile], most: int) -> int:
-    """How many rows at a time are a few mebibytes: for engines that count their batches in rows.
+    """How many rows make a few mebibytes, for engines that count their batches in rows.
 
-    The files with the longest rows decide; their footers say how long those are when they are not compressed.
+    The files with the longest rows decide; their footers have the uncompressed size.
     """
     per_row = 1
     for file in heapq.nlargest(_MOST_FOOTERS, files, key=lambda file: file.size / max(1, file.rows)):
@@ -127,10 +127,10 @@ def _read(
             for batch in _batches(parquet, number, per_batch, names):
                 own = chosen[done : done + batch.num_rows]
                 done += batch.num_rows
-                # our types first: others, such as the views that somebody else may write, have no filter
+                # cast to our types first: some types that others write, such as views, can't be filtered
                 rows = _shaped(batch, fields)
                 rows = rows if own.all() else rows.filter(pa.array(own))
-                # whoever reads many files at once waits here with all but one of them, and holds nothing
+                # a caller that reads many files together leaves all but one waiting here: hold no rows
                 handed_on = [rows] if rows.num_rows else []
                 del batch, rows
                 while handed_on:
@@ -138,7 +138,7 @@ def _read(
 
 
 def _batches(parquet: pq.ParquetFile, group: int, rows: int, names: list[str]) -> Iterator[pa.RecordBatch]:
-    """A row group in batches of so many rows. Of one that is a batch no decoder keeps its pages."""
+    """A row group in batches of so many rows. If it is a single batch, no decoder keeps its pages."""
     if rows < parquet.metadata.row_group(group).num_rows:
         yield from parquet.iter_batches(batch_size=rows, row_groups=[group], columns=names)
         return

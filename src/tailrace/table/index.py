@@ -1,9 +1,9 @@
 """The index of a data file: h1 and h2 of each of its rows, in the order of the rows.
 
-The arrays stand in the Parquet file itself, between its last page and its footer, where no reader of Parquet
-looks: they can't be lost apart from the rows, and cost no object of their own. On a local disk they are
-mapped; of an object they are fetched once and kept on this machine's disk. Of a file that somebody else wrote
-they are made of its keys.
+The arrays are in the Parquet file itself, between its last page and its footer, where no reader of Parquet
+looks: they can't be lost separately from the rows, and need no object of their own. On a local disk they are
+mapped; from an object store they are fetched once and kept on this machine's disk. For a file that somebody
+else wrote they are computed from its keys.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _KEPT_OPEN = 512
 
 @dataclass(frozen=True)
 class FileIndex:
-    """h1 in rising order, h2 beside it; ``rows`` says which row each belongs to, None for their own order."""
+    """h1 in ascending order, with h2; ``rows`` has the row of each, or is None if they are in row order."""
 
     h1: Hashes
     h2: Hashes
     rows: Rows | None = None
 
     def find(self, h1: Hashes, h2: Hashes) -> Rows:
-        """The rows of documents; ``h1`` must rise. Documents that are not there are left out."""
+        """The rows of documents; ``h1`` must be ascending. Documents that are not there are left out."""
         at = np.searchsorted(self.h1, h1)
         matches: list[NDArray[np.intp]] = []
         wanted = np.arange(len(h1))
         size = len(self.h1)
-        while len(wanted):  # one turn, and one more where rows have the same h1 and are not the same document
+        while len(wanted):  # once, and again only for rows with the same h1 that are another document
             inside = at < size
             at, wanted = at[inside], wanted[inside]
             same = self.h1[at] == h1[wanted]
@@ -73,7 +73,7 @@ class FileIndex:
         return self._row_numbers(np.arange(low, high))
 
     def bounds(self, vbucket: int, last: int | None = None) -> tuple[int, int]:
-        """Where the rows of a vbucket, or of those from one to another, begin and end in this order."""
+        """Where the rows of a vbucket, or of all up to ``last``, begin and end in this order."""
         ends = [first_h1(vbucket), first_h1((vbucket if last is None else last) + 1)]
         low = int(np.searchsorted(self.h1, np.uint64(ends[0])))
         high = len(self.h1) if ends[1] >> 64 else int(np.searchsorted(self.h1, np.uint64(ends[1])))
@@ -101,7 +101,7 @@ def row_numbers(rows: BitMap) -> Rows:
 
 
 class _OpenIndexes:
-    """Indexes that this process has at hand, by store and file; a file never changes."""
+    """Indexes that this process keeps open, by store and file; a file never changes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -133,8 +133,8 @@ def open_index(store: TableStore, file: DataFile, key_hash: KeyHash) -> FileInde
 
 
 def _check_file(store: TableStore, file: DataFile) -> None:
-    """Whether a file whose index is mapped is still what it was: to read where it has been cut off ends the
-    process, and whoever masks rows of a file that is gone leaves a table that nobody can read.
+    """Raise if a file whose index is mapped has changed: reading past the end of a truncated file kills the
+    process, and masking rows of a file that is gone leaves a table that nobody can read.
     """
     local = store.local_path(file.path)
     if local is not None:
@@ -187,7 +187,7 @@ def _kept(store: TableStore, file: DataFile) -> Path:
 
 
 def _make_room(files: DiskFiles) -> None:
-    """Remove the oldest indexes; a process that has one mapped keeps it."""
+    """Remove the oldest indexes; a process that has mapped one can still read it."""
     kept = []
     for entry in os.scandir(files.root):
         with contextlib.suppress(FileNotFoundError):  # another process makes room too

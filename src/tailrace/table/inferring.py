@@ -1,8 +1,8 @@
-"""Which types documents have, where nobody says it.
+"""Which types documents have, if no schema is given.
 
 Numbers are whole or not, and everything else is what JSON has: a text that looks like a date is a text. Where
-documents disagree about a field, the type of the first stays, unless another takes both; what does not fit is
-rescued.
+documents disagree about a field, the type of the first stays, unless another type can hold both; what does
+not fit is rescued.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import pyarrow as pa
 __all__ = ["common_type", "count_parts", "extended_type", "has_more", "infer_fields", "type_of"]
 
 _MAX_DEPTH = 16
-"""What is nested deeper is no column; it stays where it is, in the document."""
+"""What is nested deeper does not become a column; it stays in the document only."""
 _ALIKE = 8
-"""How many of the last types a new one is compared with: the documents of a bucket are much alike."""
+"""How many recent types a new one is compared with: the documents of a bucket are much alike."""
 _LONG_WHOLE = pa.decimal128(38, 0)
 
 
 def type_of(value: Any, depth: int = 0) -> pa.DataType | None:
-    """The type that a value of a parsed document has by itself; None of a null or of what is empty."""
+    """The type that a value of a parsed document has by itself; None for a null or an empty value."""
     match value:
         case bool():
             return pa.bool_()
@@ -50,7 +50,7 @@ def type_of(value: Any, depth: int = 0) -> pa.DataType | None:
 
 
 def infer_fields(documents: Iterable[dict[str, Any]]) -> pa.Schema:
-    """Fields that take what documents have, in the order in which they come up."""
+    """Fields that can hold what documents have, in the order in which they appear."""
     kinds = [kind for document in documents if (kind := type_of(document)) is not None]
     return pa.schema(list(_common(kinds))) if kinds else pa.schema([])
 
@@ -64,7 +64,7 @@ def _is_text(name: str) -> bool:
 
 
 def _common(kinds: list[pa.DataType]) -> pa.DataType:
-    """A type for all of them; one that has come before adds nothing."""
+    """A type for all of them; repeated types are skipped."""
     distinct = kinds[:1]
     for kind in kinds[1:]:
         if kind not in distinct[-_ALIKE:]:
@@ -73,7 +73,7 @@ def _common(kinds: list[pa.DataType]) -> pa.DataType:
 
 
 def common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType:
-    """A type that takes both; where there is none, the first: the others are rescued."""
+    """A type that can hold both; if there is none, the first: values of the other are rescued."""
     if first == second:
         return first
     if pa.types.is_struct(first) and pa.types.is_struct(second):
@@ -103,7 +103,7 @@ def _joined(first: pa.DataType, second: pa.DataType, join: Any) -> pa.DataType:
 
 
 def has_more(seen: pa.DataType, known: pa.DataType) -> bool:
-    """Whether there are fields in ``seen`` that ``known`` has not, and that say something."""
+    """Whether ``seen`` has fields that ``known`` lacks and that are not all null."""
     if pa.types.is_struct(seen) and pa.types.is_struct(known):
         types = {part.name: part.type for part in known}
         return any(
@@ -116,7 +116,7 @@ def has_more(seen: pa.DataType, known: pa.DataType) -> bool:
 
 
 def count_parts(kind: pa.DataType) -> int:
-    """How many columns a type is in a file."""
+    """How many columns of a file a type takes."""
     if pa.types.is_struct(kind):
         return sum(count_parts(part.type) for part in kind)
     if pa.types.is_list(kind):

@@ -1,4 +1,4 @@
-"""What `tailrace verify` found last, kept beside the table for whoever looks at the mirror's page."""
+"""The last result of `tailrace verify`, kept beside the table for the mirror's page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_BYTES = 64 << 10
 
 
 def keep_verdict(uri: str, storage_options: Mapping[str, str], verdict: Mapping[str, Any]) -> bool:
-    """Whether it could be kept: who verifies need not be allowed to write."""
+    """Keep a verdict; whether that worked: whoever verifies may lack permission to write."""
     try:
         TableStore(uri, storage_options).put(_PATH, json.dumps(dict(verdict)).encode())
     except (OSError, StorageError):
@@ -25,7 +25,7 @@ def keep_verdict(uri: str, storage_options: Mapping[str, str], verdict: Mapping[
 
 
 def last_verdict(uri: str, storage_options: Mapping[str, str]) -> dict[str, Any] | None:
-    """None if there is none, or none that can be read. Of an object store it is a request."""
+    """The last verdict; None if there is none that can be read. Costs a request to an object store."""
     try:
         verdict = json.loads(TableStore(uri, storage_options).read(_PATH, 0, _MAX_BYTES))
     except (OSError, StorageError, ValueError):

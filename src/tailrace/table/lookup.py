@@ -1,4 +1,4 @@
-"""Which rows of the table a round replaces: found by the indexes of the files, without reading rows."""
+"""Which rows of the table a round replaces: looked up in the indexes of files, without reading rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Documents", "find_rows", "rows_of_vbuckets"]
 
 
 class Documents:
-    """Documents by h1 and h2, in rising order of h1."""
+    """Documents by h1 and h2, in ascending order of h1."""
 
     __slots__ = ("h1", "h2")
 
@@ -25,7 +25,7 @@ class Documents:
         self.h2 = h2
 
     def between(self, low: int, high: int) -> Documents:
-        """Those whose h1 is in a range, both ends included."""
+        """The documents whose h1 is in a range, both ends included."""
         first = int(np.searchsorted(self.h1, np.uint64(low), side="left"))
         last = int(np.searchsorted(self.h1, np.uint64(high), side="right"))
         return Documents(self.h1[first:last], self.h2[first:last])
@@ -37,7 +37,7 @@ class Documents:
 def find_rows(
     store: TableStore, files: Iterable[DataFile], key_hash: KeyHash, documents: Documents
 ) -> Iterator[tuple[DataFile, Rows]]:
-    """The rows of these documents, file by file; rows that are masked already are among them."""
+    """The rows of these documents, file by file, including rows that are masked already."""
     for file in files:
         near = documents.between(file.low, file.high)
         if not len(near):

@@ -23,15 +23,15 @@ from .store import TableStore
 __all__ = ["MergeSource", "merge_files"]
 
 _PIECE_BYTES = 16 << 20
-"""About how much of the rows is in memory as one table, while pieces of all files are put in order."""
+"""Roughly the size of rows in memory as one table, while pieces of all files are put in order."""
 _READ_BYTES = 64 << 20
-"""About how much the readers of all files hold together, however many there are."""
+"""Roughly how much the readers of all files hold together, however many there are."""
 _LEAST_BATCH_BYTES, _MOST_BATCH_BYTES = 256 << 10, 8 << 20
 
 
 @dataclass(frozen=True)
 class MergeSource:
-    """Rows of a file; ``rows`` is a portable roaring bitmap, so that it can travel."""
+    """Rows of a file; ``rows`` is a portable roaring bitmap, so that it can be sent."""
 
     file: DataFile
     rows: bytes
@@ -83,12 +83,12 @@ def merge_files(
 
 
 def _in_order(readers: Sequence[_Reader], origin: NDArray[np.intp]) -> pa.Table:
-    """The next rows of each reader, one after the other as ``origin`` says."""
+    """The next rows of each reader, interleaved as ``origin`` says."""
     counts = np.bincount(origin, minlength=len(readers))
     parts = [reader.take(int(count)) for reader, count in zip(readers, counts, strict=True) if count]
     if len(parts) == 1:
         return parts[0]
-    # row i of the result is the next one of reader origin[i]: a stable sort by origin, turned around
+    # row i of the result is the next one of reader origin[i]: the inverse of a stable sort by origin
     places = np.empty(len(origin), dtype=np.int64)
     places[np.argsort(origin, kind="stable")] = np.arange(len(origin))
     return pa.concat_tables(parts).take(pa.array(places))
@@ -134,7 +134,7 @@ class _Reader:
 def _reordered(
     batches: Iterator[pa.RecordBatch], wanted: NDArray[np.bool_], order: Rows
 ) -> Iterator[pa.RecordBatch]:
-    """A file of somebody else's has its own order; it is read whole."""
+    """Rows of a foreign file, which has an order of its own and is therefore read whole."""
     rows = pa.Table.from_batches(list(batches))
     place = np.cumsum(wanted) - 1
     yield from rows.take(pa.array(place[order])).to_batches()

@@ -1,8 +1,8 @@
 """Read your writes: wait until a table holds changes that somebody made.
 
 A change is known by its mutation token, as SDKs return it: vbucket, vb_uuid and seqno. After a failover the
-same seqno names another change, so that a table which has come to the seqno need not hold the change: it may
-be one of those that the bucket took back, which never come.
+same seqno names another change, so a table that has reached the seqno need not hold the change: the bucket
+may have taken it back, and then it never comes.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class MutationToken:
 
     @classmethod
     def of(cls, token: object) -> MutationToken:
-        """From the token of an SDK, three numbers, or a text such as ``7:187349:12``."""
+        """A token from an SDK's, from three numbers, or from a text such as ``7:187349:12``."""
         if isinstance(token, MutationToken):
             return token
         if isinstance(token, str):
             parts = token.split(":")
             if len(parts) != 3:
                 raise UsageError(
-                    f"{token[:80]!r} is no token; write VBUCKET:VB_UUID:SEQNO, such as 7:187349:12"
+                    f"{token[:80]!r} is not a token; write VBUCKET:VB_UUID:SEQNO, such as 7:187349:12"
                 )
             vbucket, vb_uuid, seqno = (parse_u64(part, "a part of a token") for part in parts)
         elif isinstance(token, tuple | list) and len(token) == 3:
@@ -56,7 +56,7 @@ class MutationToken:
             try:
                 vbucket, vb_uuid, seqno = (_asked(token, name) for name in names)
             except AttributeError:
-                raise UsageError(f"a {type(token).__name__} is no mutation token") from None
+                raise UsageError(f"a {type(token).__name__} is not a mutation token") from None
         return cls(
             check_u64(vbucket, "the vbucket of a token"),
             check_u64(vb_uuid, "the vb_uuid of a token"),
@@ -73,7 +73,7 @@ def _asked(token: object, name: str) -> int:
 
 
 def _each(tokens: object) -> Iterable[object]:
-    """Several tokens; one stands for itself."""
+    """The tokens, where a single one may be given alone."""
     is_one = isinstance(tokens, tuple | list) and len(tokens) == 3 and all(isinstance(n, int) for n in tokens)
     return [tokens] if is_one or isinstance(tokens, str) or not isinstance(tokens, Iterable) else tokens
 
@@ -83,17 +83,17 @@ class TokenState(Enum):
 
     HELD = "held"
     AHEAD = "ahead"
-    """The table has not come so far."""
+    """The table has not reached it yet."""
     LOST = "lost"
     """The bucket took it back: it will never come."""
 
 
 def token_state(table: Table, token: MutationToken) -> TokenState:
-    """What a table can say of a change by itself.
+    """What a table knows of a change by itself.
 
-    It holds one that lies on its way to where it stands now. One is lost if the table had it and went back
+    It holds a change that lies on the way to its position. A change is lost if the table had it and went back
     behind it, or if a branch that followed the change's own has another change at or before its seqno.
-    Otherwise the table has not come to it, or can't tell.
+    Otherwise the table has not reached it, or can't tell.
     """
     position = table.current.position(token.vbucket)
     if position.vb_uuid == token.vb_uuid:
@@ -113,7 +113,7 @@ def token_state(table: Table, token: MutationToken) -> TokenState:
 
 
 def _told_by_rows(table: Table, token: MutationToken, newer_branch: int) -> TokenState:
-    """The branch was left somewhere; rows that were made on it, or after it, may say where."""
+    """The state of a change whose branch has ended since; rows of that branch and of the next may tell."""
     files = [file for file in table.files() if file.low >> 48 <= token.vbucket <= file.high >> 48]
     for batch in scan(
         table.store,
@@ -142,11 +142,11 @@ def wait_for(
     clock: Clock = SYSTEM,
     sleep: Callable[[float], object] = _never.wait,
 ) -> int:
-    """Wait until a table holds changes; the version that does.
+    """Wait until a table holds changes; returns the version that does.
 
     ``tokens`` are one or more mutation tokens: as an SDK returns them, ``(vbucket, vb_uuid, seqno)``, or
     ``7:1:12``.
-    `TokensNotHeld` if the bucket has taken one of them back, or if the time is over.
+    `TokensNotHeld` if the bucket has taken one of them back, or if the time is up.
     """
     wanted = [MutationToken.of(token) for token in _each(tokens)]
     table = open_table(path, TableOptions(storage_options or {}))

@@ -1,4 +1,4 @@
-"""Columns of objects and arrays, with other names for their parts or with parts that they lack."""
+"""Columns of objects and arrays, with their parts renamed or missing parts added."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["is_part", "leaf_columns", "leaf_paths", "with_names", "with_parts"]
 
 
 def with_parts(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column as a type has it that has more parts: they are null. Parts are told by their names."""
+    """A column with the parts of a type, matched by name; parts that it lacks are null."""
     return _rebuilt(column, kind, by_name=True)
 
 
@@ -56,7 +56,7 @@ def _offsets(column: pa.Array) -> pa.Array:
 
 
 def leaf_columns(name: str, column: pa.Array) -> Iterator[tuple[str, pa.Array]]:
-    """The columns that Parquet makes of one, by their paths."""
+    """The columns that Parquet makes of a column, with their paths."""
     kind = column.type
     if pa.types.is_struct(kind):
         for number, part in enumerate(kind):
@@ -76,7 +76,7 @@ def leaf_paths(name: str, kind: pa.DataType) -> list[str]:
 
 
 def is_part(part: pa.DataType, whole: pa.DataType) -> bool:
-    """Whether a type has nothing that another has not."""
+    """Whether a type has nothing that ``whole`` lacks."""
     if pa.types.is_struct(part) and pa.types.is_struct(whole):
         types = {field.name: field.type for field in whole}
         return all(field.name in types and is_part(field.type, types[field.name]) for field in part)

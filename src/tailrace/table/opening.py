@@ -32,13 +32,13 @@ class TableOptions:
     clock: Clock = SYSTEM
 
     def undo(self) -> UndoWish:
-        """What is kept to go back to; what is not said here, the table itself says."""
+        """Which earlier versions to keep; what is None here is as the table itself has it."""
         span_ms = None if self.undo_s is None else int(self.undo_s * 1000)
         return UndoWish(span_ms, self.undo_bytes)
 
 
 def open_table(uri: str | os.PathLike[str], options: TableOptions | None = None) -> Table:
-    """The table at ``uri``; an error if there is none or it is no mirror's."""
+    """The table at ``uri``; an error if there is none or no mirror made it."""
     how = options or TableOptions()
     return DeltaMirrorTable.open(uri, storage_options=how.storage_options, undo=how.undo(), clock=how.clock)
 
@@ -76,7 +76,7 @@ def query_table(
 
 
 def check_not_inside(uri: str, storage_options: Mapping[str, str]) -> None:
-    """UsageError for a place inside of a table, which is nobody else's."""
+    """UsageError for a place inside a table, which belongs to that table alone."""
     check_place(TableStore(uri, storage_options))
 
 

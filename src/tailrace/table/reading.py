@@ -3,8 +3,8 @@
     rows = tailrace.read_table("/data/people", columns=["key", "value"])
     rows.to_pandas()
 
-A table is read at its newest version, at an earlier one, or at a vector of positions: then of each vbucket
-the newest state that it had at or before its own.
+A table is read at its newest version, at an earlier one, or at a vector of positions: then each vbucket is
+read in the newest state that it had at or before its position.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 __all__ = ["LiveFile", "LiveRows", "live_files", "read_table"]
 
 PositionVector = Mapping[int, "Position | int"] | str
-"""By vbucket a position, or a seqno alone; or positions as JSON, as readers and Spark's offsets have them."""
+"""By vbucket a position, or only a seqno; or positions as JSON, as readers and Spark's offsets have them."""
 
 _BESIDES = ("bucket", "failover_log", "points", "purge_seqno", "origin")
-"""What stands beside a position in offsets and in what readers save."""
+"""Members other than a position's own, in offsets and in saved states of readers."""
 
 
 def read_table(
@@ -51,9 +51,9 @@ def read_table(
 ) -> LiveRows:
     """The live rows of a mirrored table, without Spark.
 
-    ``version`` is a version of the table, ``at`` a position by vbucket (a `Position`, a seqno, or all of them
-    as JSON): one of them, or neither for the newest rows. ``filter`` is an expression of pyarrow or a list
-    such as ``[("vbucket", "=", 7)]``; files and row groups that can't have such a row are not read.
+    Give either ``version``, a version of the table, or ``at``, a position by vbucket (a `Position`, a seqno,
+    or all of them as JSON), or neither for the newest rows. ``filter`` is an expression of pyarrow or a list
+    such as ``[("vbucket", "=", 7)]``; files and row groups that can't have a matching row are not read.
     """
     table = open_table(path, TableOptions(storage_options or {}))
     schema = table.schema if version is None else table.schema_of(version)
@@ -77,7 +77,7 @@ class LiveFile:
 
 
 def live_files(table: Table, version: int | None = None, at: PositionVector | None = None) -> list[LiveFile]:
-    """The files to read, with the rows that are none at that version or position."""
+    """The files to read, with the rows that are dead at that version or position."""
     if at is None:
         return [LiveFile(file, table.mask(file)) for file in table.files(version)]
     if version is not None:
@@ -101,9 +101,9 @@ def live_files(table: Table, version: int | None = None, at: PositionVector | No
 
 
 def _version_at(table: Table, vbucket: int, wanted: Position | int) -> int | None:
-    """The newest version in which a vbucket was at a position or before it; None: it had nothing then.
+    """The newest version in which a vbucket was at or before a position; None if it had nothing then.
 
-    What the table holds of branches before that of the position lies on the way to it.
+    Versions on branches older than the position's own count too: they are on the way to it.
     """
     seqno = wanted if isinstance(wanted, int) else wanted.seqno
     if seqno == 0:
@@ -140,7 +140,7 @@ class LiveRows:
         return pa.schema([self.table_schema.field(name) for name in self.columns])
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows some at a time, each batch of at most some megabytes."""
+        """The rows in batches of at most a few megabytes."""
         dead = {live.file.path: live.dead for live in self.files}
         return scan(
             self.table.store,
@@ -153,7 +153,7 @@ class LiveRows:
         )
 
     def reader(self) -> pa.RecordBatchReader:
-        """The rows as a stream that Arrow's friends (DuckDB, DataFusion) read."""
+        """The rows as a stream that tools built on Arrow (DuckDB, DataFusion) read."""
         return pa.RecordBatchReader.from_batches(self.schema, self.batches())
 
     def to_arrow(self) -> pa.Table:
@@ -173,7 +173,7 @@ class LiveRows:
         return frame
 
     def count(self) -> int:
-        """How many rows there are; without ``filter`` nothing is read for it."""
+        """How many rows there are; without ``filter`` no file is read for it."""
         if self.where is None:
             return sum(live.file.rows - len(live.dead) for live in self.files)
         return sum(batch.num_rows for batch in self.batches())

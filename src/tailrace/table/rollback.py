@@ -1,8 +1,8 @@
 """VBuckets go back to the rows that they had in an earlier version of the table.
 
-Inside a vbucket that goes back every file gets the mask that it had then; files that came since are masked
-there; files that a compaction has taken away come back, whole with a mask if much of them returns, otherwise
-the rows that return are copied. Nothing outside these vbuckets changes.
+Inside a vbucket that goes back, every file gets the mask that it had then, and files added since are masked.
+A file that a compaction has removed comes back whole, with a mask, if many of its rows return; otherwise
+those rows are copied. Nothing outside these vbuckets changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .merging import MergeSource, merge_files
 __all__ = ["RowsBack", "roll_back"]
 
 _MUCH = 0.5
-"""A file comes back whole if so many of its rows return."""
+"""A file comes back whole if this share of its rows returns."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class RowsBack:
     """The part of a commit that sets vbuckets back."""
 
     vectors: dict[str, BitMap] = field(default_factory=dict)
-    """By path, the whole mask that a file gets."""
+    """By path, the complete mask that a file gets."""
     readded: list[DataFile] = field(default_factory=list)
     added: list[NewFile] = field(default_factory=list)
     rows_back: int = 0
@@ -47,7 +47,7 @@ class RowsBack:
 
 
 def roll_back(table: Table, back: Mapping[int, int | None]) -> RowsBack:
-    """Set vbuckets back, each to its rows in a version, or to none at all."""
+    """Set vbuckets back, each to its rows in a version, or (None) to no rows."""
     key_hash = KeyHash(table.secret)
     store = table.store
     now = {file.path: file for file in table.files()}
@@ -77,7 +77,7 @@ def roll_back(table: Table, back: Mapping[int, int | None]) -> RowsBack:
     for path, (file, rows) in returning.items():
         done.rows_back += len(rows)
         if len(rows) >= _MUCH * file.rows:
-            # what it held of the base stands elsewhere too by now
+            # no longer base: other files may now hold rows of its range
             done.readded.append(replace(file, kind=FIRST_TIER))
             done.vectors[path] = BitMap(range(file.rows)) - rows
         else:

@@ -1,7 +1,7 @@
-"""A number that stands for the columns of a row, whatever is nested in them; for comparisons.
+"""A number that stands for the columns of a row, however nested they are; for comparisons.
 
-Objects and arrays that have nothing but nulls in them, or nothing at all, count as null: a field in which
-only such things came up has no column, and when it gets one, they are null in it.
+Objects and arrays that are empty or contain only nulls count as null: a field that has only such values has
+no column, and when it gets one, they are null in it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _hashes(column: pa.Array, key_hash: KeyHash) -> Hashes:
         for number in range(kind.num_fields):
             part = _hashes(column.field(number), key_hash)
             is_empty &= part == _NULL
-            # by name: a part that came later stands behind others
+            # by name: a part that was added later comes after others
             hashes += _mixed(part * _STEP + _name_hash(kind.field(number).name)) * (part != _NULL)
         hashes = np.where(is_empty, _NULL, _mixed(hashes))
     elif pa.types.is_map(kind):

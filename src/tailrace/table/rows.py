@@ -1,8 +1,8 @@
 """The rows of a mirrored table: one for each document, made of changes, column by column.
 
 A document is (vbucket, key): the server takes any key in any vbucket, and plain memcached clients use
-vbucket 0 for all of them. Keys and values are text where they are UTF-8, otherwise base64 in a column beside.
-A typed table has columns of the documents' fields, too (`document_columns`).
+vbucket 0 for all keys. Keys and values are text if they are UTF-8, otherwise base64 in a separate column.
+A typed table also has columns of the documents' fields (`document_columns`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TABLE_SCHEMA = pa.schema(
 """One row per live document."""
 
 DELETED = pa.field("deleted", pa.bool_())
-"""The column that a table has more when deletions stay visible."""
+"""An additional column, if deletions stay visible."""
 
 _TEXT = ("key", "key_base64", "value", "value_base64")
 _VALUE = ("value", "value_base64")
@@ -78,7 +78,7 @@ def rows_of(changes: pa.Table, *, keep_deletes: bool = False) -> pa.Table:
 
 
 def with_document_columns(rows: pa.Table, documents: DocumentColumns) -> tuple[pa.Table, DocumentColumns]:
-    """Rows with the columns of their documents; and those columns, with fields that came up only now."""
+    """Rows with the columns of their documents; and those columns, including fields that are new."""
     typed, documents = documents.parse(rows["value"])
     if rows["value_base64"].null_count < rows.num_rows:
         typed = typed.set_column(0, RESCUED, _with_binary(typed[RESCUED], rows["value_base64"], documents))
@@ -90,7 +90,7 @@ def with_document_columns(rows: pa.Table, documents: DocumentColumns) -> tuple[p
 def _with_binary(
     rescued: pa.ChunkedArray, encoded: pa.ChunkedArray, documents: DocumentColumns
 ) -> pa.ChunkedArray:
-    """What is no text is no document either."""
+    """The rescued column, with an entry for each value that is not text and so not a document."""
     texts = rescued.to_pylist()
     for row, text in enumerate(encoded.to_pylist()):
         if text is not None:
@@ -100,7 +100,7 @@ def _with_binary(
 
 
 def key_bytes(rows: pa.Table) -> pa.ChunkedArray:
-    """The keys of rows of the table as bytes, whichever column they stand in."""
+    """The keys of rows of the table as bytes, whichever column they are in."""
     keys = rows["key"].cast(pa.binary())
     if not keys.null_count:
         return keys
@@ -117,7 +117,7 @@ def as_text(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
 
 
 def _split_text(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """Chunk by chunk is too coarse where a single value is no text: value by value."""
+    """`as_text` value by value, for columns in which some values are not text."""
     text: list[str | None] = []
     encoded: list[str | None] = []
     for data in column.to_pylist():

@@ -1,8 +1,8 @@
 """The executors' half of a round: changes of a stream become files of the table, and masks of older rows.
 
-Changes are gathered until they fill a file, each document once, and are written in the order of h1. What a
-file replaces is looked up at once: in the files of the table, and in those that the same sink wrote before.
-So memory does not grow with a snapshot, and nothing is visible before the driver commits the answer.
+Changes are gathered until they fill a file, each document once, and are written in the order of h1. The rows
+that a file replaces are looked up right away, in the files of the table and in those that the same sink wrote
+before. So memory does not grow with a snapshot, and nothing is visible before the driver commits the answer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TableWriter:
     schema: pa.Schema
     secret: bytes
     files: tuple[DataFile, ...]
-    """Of the version that the round is based on."""
+    """The files of the version that the round is based on."""
     keep_deletes: bool = False
     documents: DocumentColumns | None = None
     """The columns of a typed table."""
@@ -47,13 +47,13 @@ class TableWriter:
     max_rows: int = MAX_FILE_ROWS
 
     def sink(self, fresh: Iterable[int] = ()) -> RowSink:
-        """For the changes of one task; ``fresh`` are vbuckets without a row in the table."""
+        """A sink for the changes of one task; ``fresh`` are vbuckets without a row in the table."""
         return RowSink(self, frozenset(fresh))
 
 
 @dataclass
 class _Written:
-    """A file of this sink."""
+    """A file that this sink has written."""
 
     file: DataFile
     index: FileIndex
@@ -82,7 +82,7 @@ class RowSink:
         self._rescued = 0
 
     def add(self, changes: pa.Table | pa.RecordBatch) -> None:
-        """Changes of documents of this table's collection; all other rows of a stream are left out here."""
+        """Add changes of this table's collection; rows of a stream that are not changes are left out here."""
         table = pa.Table.from_batches([changes]) if isinstance(changes, pa.RecordBatch) else changes
         table = table.filter(are_changes(table))
         for part in self._cut(table):
@@ -94,7 +94,7 @@ class RowSink:
                 self._make_room()
 
     def _cut(self, table: pa.Table) -> Iterable[pa.Table]:
-        """Parts that fit into a file each."""
+        """Parts that each fit into a file."""
         size = size_of(table)
         if size <= self._writer.max_bytes:
             return [table] if table.num_rows else []
@@ -104,16 +104,16 @@ class RowSink:
         return [*self._cut(table.slice(0, half)), *self._cut(table.slice(half))]
 
     def discard(self, vbuckets: Iterable[int]) -> None:
-        """What came of these vbuckets does not count, and neither does what still comes of them."""
+        """Ignore these vbuckets: what has come of them, and what still comes."""
         self._discarded.update(vbuckets)
 
     def complete(self, vbucket: int) -> None:
-        """Nothing more comes of a vbucket."""
+        """Note that nothing more comes of a vbucket."""
         self._complete.add(vbucket)
 
     def _make_room(self) -> None:
-        """Write what waits of complete vbuckets, if that is the most of it, and everything otherwise: where
-        neighbours come together the files don't overlap.
+        """Write what waits of complete vbuckets, if that is most of it, otherwise everything. If neighbouring
+        vbuckets arrive together, the files then don't overlap.
         """
         changes = self._take_waiting()
         if not changes.num_rows:
@@ -151,7 +151,7 @@ class RowSink:
         self._mask_discarded()
         added = []
         for written in self._written:
-            if len(written.masked) < written.file.rows:  # the others are left for the cleaning
+            if len(written.masked) < written.file.rows:  # files without a live row are left to the cleaning
                 file = replace(written.file, kind=self._kind(written))
                 added.append(NewFile(file, written.masked.serialize() if written.masked else b""))
         return TaskResult(
@@ -176,7 +176,7 @@ class RowSink:
         return changes
 
     def _mask(self, documents: Documents) -> None:
-        """Mask what these documents had before, in the table and in this sink's own files."""
+        """Mask the earlier rows of these documents, in the table and in this sink's own files."""
         crash_point("table.in-lookup")
         for file, rows in find_rows(self._writer.store, self._writer.files, self._hash, documents):
             self._masked.setdefault(file.path, BitMap()).update(rows)
@@ -204,7 +204,7 @@ class RowSink:
             self._masked[path] -= rows
 
     def _kind(self, written: _Written) -> str:
-        """``base`` if all rows of its range stand in this file, in this sink and in the table."""
+        """``base`` if its vbuckets are new to the table and no other file overlaps its range."""
         vbuckets = range(written.file.low >> 48, (written.file.high >> 48) + 1)
         if not self._fresh.issuperset(vbuckets):
             return FIRST_TIER
@@ -214,7 +214,7 @@ class RowSink:
 
 
 def newest_of_each(h1: Hashes, h2: Hashes) -> NDArray[np.intp]:
-    """Where each document stands for the last time, in the order of h1 (and h2)."""
+    """The place of the last change of each document, in the order of h1 (and h2)."""
     order = np.argsort(h1, kind="stable")
     if len(order) < 2:
         return order

@@ -3,9 +3,9 @@
     TableStore("out/people")                         any local name, taken as it is; file:///… too
     TableStore("s3://bucket/people", {"aws_endpoint_url": "…"})       gs://, az:// and abfss:// likewise
 
-Paths inside a store are relative, with slashes, and stand for themselves: nothing in them is encoded. A local
-disk is written through `tailrace.files`, an object store through obstore. A store can be pickled, so that
-executors get what the driver was given; what it was given as options is in no text that it makes.
+Paths inside a store are relative, with slashes, and taken literally: nothing in them is encoded. A local disk
+is written through `tailrace.files`, an object store through obstore. A store can be pickled, so executors get
+what the driver was given; no text it makes contains the values of its options.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["StoredFile", "TableStore", "Writable", "without_secrets"]
 _SHARED = 0o666  # before the umask: a table is the user's, not ours alone
 
 _PART_BYTES = 8 << 20
-"""Bytes of a part of an upload. An object may have 10,000 parts at most."""
+"""Size of a part of an upload. An object may have at most 10,000 parts."""
 
 _READ_AHEAD = 1 << 20
 
@@ -43,12 +43,12 @@ _CLIENT_OPTIONS = frozenset(
         *("proxy_excludes", "proxy_url", "randomize_addresses", "timeout", "user_agent"),
     }
 )
-"""Options of the HTTP client, which obstore takes apart from those of the store; as in the latter's, a prefix
-(``aws_allow_http``) and capitals are allowed."""
+"""Options of the HTTP client, which obstore takes separately from those of the store; as in the latter, a
+prefix (``aws_allow_http``) and capitals are allowed."""
 _PREFIX = re.compile(r"^(aws|azure|google)_")
 _MAX_RETRIES, _RETRY_TIMEOUT = "max_retries", "retry_timeout"
 _SECRET_VARIABLE = re.compile(r"(AWS|AZURE|GOOGLE)_\w*(KEY|KEY_ID|SECRET|TOKEN)")
-"""Stores take what the options leave out from the environment."""
+"""Variables with secrets: stores take what the options leave out from the environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class StoredFile:
 
 
 class Writable(Protocol):
-    """What `TableStore.create` gives: Arrow's and Parquet's writers take it as a file."""
+    """What `TableStore.create` yields: Arrow's and Parquet's writers accept it as a file."""
 
     def write(self, data: Buffer) -> int: ...
 
@@ -107,7 +107,7 @@ class TableStore:
         *,
         files: Files | None = None,
     ) -> None:
-        """``files`` writes in place of the plain disk, in tests."""
+        """``files`` replaces the plain disk in tests."""
         self._options = dict(storage_options or {})
         self._files = files
         self.uri = _normal_uri(uri)
@@ -115,7 +115,7 @@ class TableStore:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a folder of this machine's file system."""
+        """Whether it is a folder on this machine."""
         return self.uri.startswith("/")
 
     def parents(self) -> Iterator[TableStore]:
@@ -126,7 +126,7 @@ class TableStore:
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """What was given, for other readers of the table: secrets are among them."""
+        """The options as given, for other readers of the table; they include secrets."""
         return dict(self._options)
 
     def __repr__(self) -> str:
@@ -157,7 +157,7 @@ class TableStore:
         return self._home
 
     def read(self, path: str, offset: int = 0, size: int | None = None) -> bytes:
-        """The bytes of a file, or some of them; fewer if it is shorter. FileNotFoundError."""
+        """The bytes of a file, or a range of them; fewer if it is shorter. FileNotFoundError."""
         return self.home.read(path, offset, size)
 
     def open(self, path: str) -> Any:
@@ -165,19 +165,19 @@ class TableStore:
         return self.home.open(path)
 
     def create(self, path: str) -> contextlib.AbstractContextManager[Writable]:
-        """A new file, written piece by piece: whole and durable at the end of the block, and after an error
-        there is nothing.
+        """A new file, written piece by piece: whole and durable at the end of the block; nothing remains
+        after an error.
         """
         return self.home.create(path)
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a whole file, or write it anew."""
+        """Write a whole file, replacing any earlier one."""
         self.home.put(path, data)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Write a whole file if the name is free; whether it was. Of several writers one succeeds.
 
-        False may also be the answer to a put whose first answer was lost on the way: compare the bytes.
+        False may also mean that our own put was retried after its first answer was lost: compare the bytes.
         """
         return self.home.put_if_absent(path, data)
 
@@ -192,19 +192,19 @@ class TableStore:
         return self.home.list(prefix.rstrip("/"), start_after)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete files; one that is not there is no error."""
+        """Delete files; a missing one is not an error."""
         some = list(paths)
         if some:
             self.home.delete(some)
 
     def local_path(self, path: str) -> Path | None:
-        """Where a file is on this machine's disk, to map it; None if it is on none."""
+        """Where a file is on this machine's disk, to map it; None in an object store."""
         return self.home.local_path(path)
 
 
 def without_secrets(text: str, options: Mapping[str, str]) -> str:
-    """A text without what the options of a store hold, and the keys of the environment: a store that refuses
-    a request may repeat it. Of addresses the part that may be signed is left out.
+    """A text without the values of a store's options and the keys in the environment: a store that refuses a
+    request may repeat them. Query strings of addresses, which may hold a signature, are left out.
     """
     given = list(options.values())
     given += [value for name, value in os.environ.items() if _SECRET_VARIABLE.fullmatch(name)]
@@ -247,7 +247,7 @@ class DiskHome:
         try:
             return put_file(self._files, path, data, beside=beside)
         except NotDurable as error:
-            # It can't be taken back: somebody may have built upon it. The next sync of the folder covers it.
+            # It can't be undone: somebody may have built upon it. The next sync of the folder covers it.
             error.filename = os.fspath(self._root / path)
             raise
 
@@ -258,7 +258,7 @@ class DiskHome:
             return None
 
     def list(self, prefix: str, start_after: str) -> Iterator[StoredFile]:
-        # Folders sort as their paths with a slash do.
+        # Folders sort like their paths with a slash.
         try:
             with os.scandir(self._root / prefix) as entries:
                 names = sorted(
@@ -292,7 +292,7 @@ class DiskHome:
 
 
 def _read_fully(file: io.FileIO, size: int | None) -> bytes:
-    """So many bytes, or all: one call of the system may give fewer."""
+    """This many bytes, or all: a single system call may return fewer."""
     if size is None:
         return file.readall()
     parts: list[bytes] = []
@@ -344,7 +344,7 @@ class ObjectHome:
         try:
             yield upload
         except BaseException:
-            # An upload that is never finished is never seen; the store forgets its parts.
+            # An upload that is never finished is never visible; the store drops its parts.
             upload.abandon()
             raise
         upload.finish()
@@ -384,7 +384,7 @@ class ObjectHome:
         with self._one_line("list", prefix):
             for page in pages:
                 files.extend(_listed(entry) for entry in page)
-        # Not every store gives them in order.
+        # Not every store lists them in order.
         yield from sorted(files, key=lambda file: file.path)
 
     def delete(self, paths: Sequence[str]) -> None:
@@ -393,7 +393,7 @@ class ObjectHome:
         with contextlib.suppress(FileNotFoundError), self._one_line("delete", paths[0]):
             obstore.delete(self._store, paths)
             return
-        for path in paths:  # one was gone already, which some stores call an error
+        for path in paths:  # one was gone already, which is an error to some stores
             with contextlib.suppress(FileNotFoundError), self._one_line("delete", path):
                 obstore.delete(self._store, path)
 
@@ -402,7 +402,7 @@ class ObjectHome:
 
     @contextlib.contextmanager
     def _one_line(self, what: str, path: str = "") -> Iterator[None]:
-        """Errors of the store as ours: in one line, and without what the options hold."""
+        """Raise errors of the store as ours: one line, without the values of the options."""
         from obstore.exceptions import BaseError, NotFoundError
 
         place = f"{self._uri}/{path}" if path else self._uri
@@ -485,7 +485,7 @@ class ObjectWriter:
         return self._written
 
     def flush(self) -> None:
-        """What is written is in the store at the end of the block, and not before."""
+        """Nothing to do: data is in the store only at the end of the block."""
 
     def close(self) -> None:
         """The upload ends with its block."""
@@ -562,7 +562,7 @@ def _seconds(value: str) -> Any:
 
 
 def _normal_uri(given: str | os.PathLike[str]) -> str:
-    """A local path in full, or the address of a prefix without a slash at its end."""
+    """An absolute local path, or the address of a prefix without a slash at its end."""
     text = os.fspath(given)
     if text.startswith("memory://"):
         return text.rstrip("/")

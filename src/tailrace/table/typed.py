@@ -1,14 +1,14 @@
 """JSON documents as typed columns.
 
-Arrow's reader parses many documents at once, strictly: a number is no text, 1.5 is no whole number. Where it
-finds a document that does not fit, the documents are divided until those that fit are apart; the few that are
-left are taken one by one, by `column_values`, which says what a value must be and what is wrong with it.
-Nothing is dropped: what does not fit stands in the column ``_rescued``, an object of the field's path:
+Arrow's reader parses many documents together, strictly: a number is not a text, 1.5 is not a whole number.
+Where it meets a document that does not fit, the documents are divided until those that fit are separate; the
+few that are left are parsed one by one by `column_values`, which defines what a value must be and what is wrong
+with it. Nothing is dropped: values that do not fit are in the column ``_rescued``, an object by field path:
 
     {"age": {"value": "12", "reason": "a string, not INT"}, "address.zip": {…}}
 
-A document that is no JSON object stands there under the empty path. What becomes of a document never depends
-on its neighbours.
+A document that is not a JSON object is there under the empty path. The result for a document never depends on
+its neighbours.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from .inferring import common_type, extended_type, has_more, type_of
 __all__ = ["RESCUED", "DocumentShape", "ParsedDocuments"]
 
 RESCUED = "_rescued"
-"""The column of what does not fit."""
+"""The column for values that do not fit."""
 
 _BLOCK = 4096
-"""Documents that are read at once: what a call costs is shared by so many."""
+"""Documents that are read together, to share the cost of a call."""
 _FAILURES = 3
-"""After so many blocks with more in them than the columns take, no other is expected to fit as a whole."""
+"""After this many blocks that hold more than the columns, no further block is expected to fit as a whole."""
 _STRIKES = 3
-"""A field in which more documents of a block don't fit is read apart, document by document."""
+"""A field that more documents of a block than this don't fit is read separately, document by document."""
 _SOME = 256
-"""Of so many a field is read apart at once, where it is not known which document is to blame."""
+"""With at most this many documents a field is read separately at once, if no document is known to blame."""
 _FEW = 16
-"""So few that can't be read together are taken one by one, where it is not known which one is to blame."""
+"""Up to this many that can't be read together are parsed one by one, if no document is known to blame."""
 _TRIES = 12
-"""After so many attempts the rest of a block is taken one by one: that is faster than to look for the parts
+"""After this many attempts the rest of a block is parsed one by one: that is faster than looking for parts
 that can be read together."""
 _BRACKETS = 400
-"""A document with more of them is taken alone: Arrow's reader dies of deep nesting when it infers."""
+"""A document with more of them is parsed alone: Arrow's reader dies of deep nesting when it infers."""
 _GROUP = 32
-"""So many documents are looked at together for that."""
+"""How many documents are checked together for that."""
 _CASE_BIT = ord("[") ^ ord("{")
-"""The one bit in which the two brackets differ."""
+"""The only bit in which the two brackets differ."""
 _IN_ROW = re.compile(r" in row (\d+)$")
 _OF_TYPE = re.compile(r"Failed to convert JSON to (\w+)")
 _IN_FIELD = re.compile(r"Column\(/([^/)]+)")
@@ -69,9 +69,9 @@ class ParsedDocuments:
 
     columns: list[pa.ChunkedArray]
     rescued: pa.ChunkedArray
-    """As JSON, null where all fits."""
+    """As JSON, null where everything fits."""
     extended: pa.Schema | None = None
-    """The fields with those that documents have more, if there are any and they were looked for."""
+    """The fields and those that only documents have, if there are any and they were looked for."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class DocumentShape:
     find_unknown: bool = False
     """Whether to look for fields that are not in the schema."""
     rescue_documents: bool = True
-    """Whether what is no document is kept whole in what is rescued."""
+    """Whether a value that is not a document is rescued whole."""
 
     def parse(self, values: pa.ChunkedArray) -> ParsedDocuments:
         """The columns of documents; ``values`` are texts, null where there is no document."""
@@ -110,10 +110,10 @@ class DocumentShape:
         return ParsedDocuments(columns, rescued, extended)
 
     def _read_strictly(self, values: pa.Array) -> _Part | None:
-        """All of them, if they have nothing but these fields and all of it fits; else None.
+        """All of them, if they have only these fields and everything fits; else None.
 
-        Then the texts need not be searched for what Arrow's reader must not see: a number that JSON does not
-        have fits no column, and neither does anything that is nested deeper than the columns.
+        The texts need not be searched for what Arrow's reader must not see: a number that JSON does not have
+        fits no column, and neither does anything nested deeper than the columns.
         """
         if any(_has_map(field.type) for field in self.schema):
             return None
@@ -136,10 +136,9 @@ class DocumentShape:
                 yield from self._parse(piece, tries)
 
     def _parse(self, values: pa.Array, tries: Iterator[int]) -> Iterator[_Part]:
-        """Read together what fits together.
+        """Read documents together as far as possible.
 
-        A document that does not fit is taken out; a field in which several don't is read apart from the
-        others.
+        A document that does not fit is taken out; a field that several do not fit is read separately.
         """
         apart = {field.name for field in self.schema if _has_map(field.type)}
         strikes: Counter[str] = Counter()
@@ -172,7 +171,7 @@ class DocumentShape:
                 return
 
     def _to_blame(self, problem: str) -> set[str]:
-        """The fields that Arrow's reader may mean; it names one, or a type."""
+        """The fields that an error of Arrow's reader may mean; it names a field or a type."""
         name = _IN_FIELD.search(problem)
         if name:
             return {name[1]} & set(self.schema.names)
@@ -182,9 +181,9 @@ class DocumentShape:
         return set()
 
     def _read(self, values: pa.Array, apart: Collection[str] = (), *, strict: bool = False) -> _Part:
-        """All of them by Arrow's reader, which raises if one does not fit. Fields ``apart`` are left null.
+        """Parse all with Arrow's reader, which raises if one does not fit. Fields in ``apart`` are left null.
 
-        With ``strict`` it raises for a field that is not in the schema, too.
+        With ``strict`` it also raises for a field that is not in the schema.
         """
         there = values.drop_null() if values.null_count else values
         if not len(there):
@@ -201,7 +200,7 @@ class DocumentShape:
                 unexpected_field_behavior="error" if strict else "infer" if finding else "ignore",
             ),
         )
-        if rows.num_rows != len(there):  # a text with two documents
+        if rows.num_rows != len(there):  # some text has two documents
             raise pa.ArrowInvalid("not one document a text")
         columns = [
             pa.nulls(len(there), field.type)
@@ -220,7 +219,7 @@ class DocumentShape:
         return _Part(columns, pa.nulls(len(values), pa.string()), seen)
 
     def _seen(self, values: pa.Array, known: pa.DataType) -> pa.DataType | None:
-        """The type of documents that have fields which are not known: Arrow takes texts for times."""
+        """The type of documents with unknown fields. Not Arrow's: that takes texts for times."""
         seen: pa.DataType | None = None
         for text in values.to_pylist():
             kind = type_of(try_document(text, {}))
@@ -229,7 +228,7 @@ class DocumentShape:
         return seen
 
     def _filled(self, values: pa.Array, part: _Part, apart: Collection[str]) -> _Part:
-        """The fields that were left out, document by document."""
+        """A part with the fields added that were left out, read document by document."""
         if not apart:
             return part
         fields = pa.schema([field for field in self.schema if field.name in apart])
@@ -264,7 +263,7 @@ class _Part:
     columns: list[pa.Array]
     rescued: pa.Array
     seen: pa.DataType | None = None
-    """The type of documents that have more than the schema."""
+    """The type of the documents that have more fields than the schema."""
 
     @classmethod
     def empty(cls, schema: pa.Schema, rows: int) -> _Part:
@@ -283,9 +282,9 @@ def _both(first: pa.DataType | None, second: pa.DataType | None) -> pa.DataType 
 def _odd_documents(values: pa.Array) -> NDArray[np.bool_]:
     """Texts that Arrow's reader must not see among others.
 
-    It takes a row of texts for one, so that each must begin and end as an object does: then whatever it reads
-    as so many objects as there are texts is one of each. It also knows numbers that JSON has not, and its
-    stack has an end.
+    It reads all texts as one, so each must begin and end as an object does: if it then finds as many objects
+    as there are texts, each text is one object. It also accepts numbers that JSON does not have, and its
+    stack is limited.
     """
     plain = _is_bare_object(values)
     if not pc.all(plain, min_count=0).as_py():
@@ -326,8 +325,8 @@ def _brackets(data: NDArray[np.uint8]) -> int:
 
 
 def _has(data: NDArray[np.uint8], word: bytes) -> bool:
-    """Whether a word of three letters stands in there; much faster than ``in`` of bytes."""
-    for first in range(0, len(data), _WINDOW):  # what is compared stays in the processor's cache
+    """Whether the data contains a word of three letters; much faster than ``in`` of bytes."""
+    for first in range(0, len(data), _WINDOW):  # a window stays in the processor's cache
         window = data[first : first + _WINDOW + 2]
         places = np.flatnonzero(window[: max(0, len(window) - 2)] == word[0])
         if len(places):
@@ -347,14 +346,14 @@ def _row_of(problem: str) -> int | None:
 
 
 def _place(values: pa.Array, row: int) -> int:
-    """Where the document stands that is number ``row`` of those that are not null."""
+    """The place of the document that is number ``row`` among those that are not null."""
     if not values.null_count:
         return row
     return int(pc.indices_nonzero(values.is_valid())[row].as_py())
 
 
 def _joined(values: pa.Array) -> pa.Buffer:
-    """Documents as lines; a line break inside of one is a blank that a text in it must not have either."""
+    """Documents as lines; a line break inside one becomes a tab, which is no more allowed in a string."""
     data, _ = _bytes_of(values)
     if (data == ord("\n")).any():
         values = pc.replace_substring(values, "\n", "\t")
@@ -363,7 +362,7 @@ def _joined(values: pa.Array) -> pa.Buffer:
 
 
 def _has_map(kind: pa.DataType) -> bool:
-    """Arrow's reader knows no maps."""
+    """Whether a type contains a map, which Arrow's reader does not know."""
     if pa.types.is_struct(kind):
         return any(_has_map(part.type) for part in kind)
     if pa.types.is_list(kind):
@@ -372,7 +371,7 @@ def _has_map(kind: pa.DataType) -> bool:
 
 
 def _read_as(kind: pa.DataType) -> pa.DataType:
-    """What Arrow's reader makes of a field: dates and times are made of text."""
+    """The type for Arrow's reader: dates and times are read as text."""
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return pa.string()
     if pa.types.is_struct(kind):
@@ -381,7 +380,7 @@ def _read_as(kind: pa.DataType) -> pa.DataType:
 
 
 def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """What was read as a column of this type has it; ArrowInvalid if a value does not fit."""
+    """What was read, as a column of this type; ArrowInvalid if a value does not fit."""
     if pa.types.is_struct(kind):
         names = [part.name for part in column.type]
         parts = [_converted(column.field(names.index(part.name)), part.type) for part in kind]
@@ -397,7 +396,7 @@ def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return column
     if pa.types.is_decimal(kind):
         try:
-            column.validate(full=True)  # the reader takes numbers that have a digit too many
+            column.validate(full=True)  # the reader accepts numbers with one digit too many
         except pa.ArrowInvalid:
             raise pa.ArrowInvalid("Failed to convert JSON to decimal128") from None
         return column

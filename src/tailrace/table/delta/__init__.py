@@ -1,1 +1,1 @@
-"""The contract of a mirrored table, kept with a Delta table that has deletion vectors and domain metadata."""
+"""A mirrored table as a Delta table with deletion vectors and domain metadata; see `contract`."""

@@ -1,8 +1,8 @@
-"""The actions of a Delta log that say what a table is, each declared once, and their JSON.
+"""The actions of a Delta log that define a table, each declared once, and their JSON.
 
-Paths in the log are URL-encoded; here they stand for themselves. What an action has beyond the fields that
-are declared is kept in ``extra`` and written again; an action that is not declared at all is skipped, as the
-protocol asks: whoever needs it to be understood says so by a feature.
+Paths in the log are URL-encoded; here they are decoded. Fields of an action that are not declared are kept in
+``extra`` and written again; an action that is not declared at all is skipped, as the protocol asks: a writer
+that needs it to be understood sets a table feature.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = [
 
 
 def encode_path(path: str) -> str:
-    """As it stands in the log."""
+    """A path as it is in the log."""
     return quote(path, safe="/=:@,+-._~!$&'()*;")
 
 
 def decode_path(text: str) -> str:
-    """As it stands in the table's folder."""
+    """A path as it is in the table's folder."""
     path = unquote(text)
     if "://" in path or path.startswith("/"):
         raise TableDamaged(
-            f"the file {path[:200]!r} lies outside of the table: the table is a clone of another one, "
+            f"the file {path[:200]!r} lies outside the table: the table is a clone of another one, "
             "which a mirror can't go on with"
         )
     return path
@@ -68,13 +68,13 @@ def _without(fields: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]
 
 
 def _pairs(value: Any) -> dict[str, Any]:
-    """A map, as JSON has it or as a checkpoint's Parquet does."""
+    """A map, from JSON or from a checkpoint's Parquet."""
     return dict(value) if value else {}
 
 
 @dataclass(frozen=True, slots=True)
 class AddFile:
-    """A data file is part of the table from now on, with this vector."""
+    """Adds a data file to the table, with this vector."""
 
     path: str
     size: int
@@ -143,7 +143,7 @@ _SHARED_EXTRA = frozenset({"baseRowId", "defaultRowCommitVersion"})
 
 @dataclass(frozen=True, slots=True)
 class RemoveFile:
-    """A data file with this vector is no longer part of the table."""
+    """Removes a data file with this vector from the table."""
 
     path: str
     when_ms: int
@@ -286,7 +286,7 @@ class DomainMetadata:
 
 @dataclass(frozen=True, slots=True)
 class AppTransaction:
-    """How far an application has come with its writes."""
+    """The progress of an application's writes."""
 
     app_id: str
     version: int
@@ -335,8 +335,8 @@ ACTIONS: dict[str, Callable[[Mapping[str, Any]], Action]] = {
 
 
 def parse_action(line: Mapping[str, Any]) -> Action | None:
-    """The action of a line of the log; None if it is none that concerns us. KeyError, TypeError, ValueError
-    if it is not what its name says.
+    """The action of a line of the log; None if it does not concern us. KeyError, TypeError, ValueError if it
+    is not what its name says.
     """
     for name, fields in line.items():
         make = ACTIONS.get(name)

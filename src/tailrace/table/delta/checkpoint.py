@@ -1,6 +1,6 @@
 """Checkpoints: the state of a version as one Parquet file, so that the log before it need not be read.
 
-We write classic checkpoints in one file, and read those in several, too. `delta-rs` and `polars` read them.
+We write classic checkpoints in one file, which `delta-rs` and `polars` read, and also read those in several.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def encode_checkpoint(actions: Iterable[Action]) -> tuple[bytes, int, int]:
         fields = action.to_json()
         if action.NAME == "add":
             files += 1
-            # a checkpoint repeats what was said before: nothing in it is a change
+            # a checkpoint repeats earlier actions: nothing in it is a change
             fields["dataChange"] = False
         for name, column in columns.items():
             column.append(_maps(fields) if name == action.NAME else None)
@@ -153,7 +153,7 @@ def parse_checkpoint(path: str, data: bytes) -> list[Action]:
 
 
 def _with_stats(fields: dict[str, Any]) -> dict[str, Any]:
-    """Some writers keep statistics as columns only; the number of rows is what is needed of them."""
+    """Some writers keep statistics only as columns; all that is needed of them is the number of rows."""
     parsed = fields.get("stats_parsed")
     if fields.get("stats") is None and parsed and parsed.get("numRecords") is not None:
         fields["stats"] = json.dumps({"numRecords": parsed["numRecords"]})

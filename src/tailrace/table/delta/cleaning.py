@@ -1,9 +1,9 @@
-"""Cleaning: earlier versions that are no longer kept, log files that no kept version needs, data files and
-vectors that nobody names.
+"""Cleaning: removes versions that are no longer kept, log files that no kept version needs, and data files
+and vectors that no version names.
 
-Order is what makes it safe to be killed anywhere: a version gets its manifest before its part of the log
-goes, a file goes only when no kept version names it. Files are listed before the newest commits are read, so
-that a file is never taken for waste because its commit came in between.
+The order makes it safe to be killed anywhere: a version gets its manifest before its part of the log goes,
+and a file goes only when no kept version names it. Files are listed before the newest commits are read, so a
+file is never taken for waste because its commit came in between.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .vectors import vector_path
 __all__ = ["Cleaner"]
 
 GRACE_MS = 60 * MINUTE_MS
-"""So long a file stays that no kept version names: somebody may be reading an older version."""
+"""How long a file stays that no kept version names: somebody may be reading an older version."""
 STRANGERS_GRACE_MS = 24 * 60 * MINUTE_MS
-"""The same for a file that no version ever named, if we are not the mirror that may be about to commit it."""
+"""The same for a file that no version ever named, if we are not the mirror: it may be about to commit it."""
 MARGIN_MS = 5 * MINUTE_MS
 """By how much clocks may differ."""
 _EVERY_S = 60.0
@@ -45,8 +45,8 @@ _DATA = re.compile(
     r"(?:(?![_.])[^/]+/)*(?![_.])[^/]+\.parquet(?:\.new)?|(?:_dv/)?deletion_vector_[^/]+\.bin(?:\.new)?"
 )
 _FOLDER = re.compile(r"(?!_dv/)[^/]+/")
-"""A folder in the table's own. In there only what a version named is the table's: the rest may be somebody
-else's table, or an export."""
+"""A folder inside the table's. In there only files that a version named are the table's: the rest may be
+somebody else's table, or an export."""
 _LEFTOVER = re.compile(r"(?:_delta_log|_tailrace/versions)/\.?[^/]+\.new")
 
 
@@ -71,7 +71,7 @@ class Cleaner:
 
     @property
     def due(self) -> bool:
-        """Whether the last time is long enough ago."""
+        """Whether the last cleaning is long enough ago."""
         return self._cleaned_at is None or self._clock.monotonic() - self._cleaned_at >= _EVERY_S
 
     def clean(
@@ -85,7 +85,7 @@ class Cleaner:
         dry_run: bool,
         checkpoint: int | None,
     ) -> MaintenanceReport:
-        """One piece of work. ``listed`` was there before ``state`` was read."""
+        """Do one piece of work. ``listed`` was listed before ``state`` was read."""
         now_ms = self._clock.time_ns() // 1_000_000
         listed = _by_our_clock(listed, history)
         sizes = {file.path: file.size for file in listed}
@@ -164,8 +164,8 @@ class Cleaner:
         kept: Sequence[int],
         now_ms: int,
     ) -> tuple[list[str], list[int], int, bool]:
-        """Log files that can go, manifests that can go, the version that the log begins with then, and
-        whether there is more.
+        """Log files and manifests that can go, the version that the log then begins with, and whether there
+        is more to do.
         """
         written = {version.version: version.timestamp_ms for version in history.versions}
         young_ms = self._policy.every_version_ms
@@ -176,7 +176,7 @@ class Cleaner:
             if abs(now_ms - written.get(version, now_ms)) >= young_ms and version <= state.version
         ]
         near = [version for version in checkpoints if version <= far]
-        # a piece of the log without a checkpoint for so long is taken in one go
+        # a longer piece of the log without a checkpoint is taken in one go
         cut = max(near or sorted(checkpoints)[:1], default=history.from_log)
         log_files = [
             file.path
@@ -192,7 +192,7 @@ class Cleaner:
     def _write_manifests(
         self, history: UndoHistory, listing: LogListing, kept: Sequence[int], cut: int
     ) -> None:
-        """Manifests of the versions that are kept below ``cut`` and have none."""
+        """Write manifests of the kept versions below ``cut`` that have none."""
         there = set(self._manifests.versions())
         wanted = [version for version in kept if history.from_log <= version < cut and version not in there]
         if not wanted:
@@ -249,7 +249,7 @@ class Cleaner:
                 due.append(file)
             else:
                 waiting.append(file)
-        # Oldest first, if they take more than undo may.
+        # Oldest first, if they take more than undo is allowed.
         allowed = self._policy.bytes_allowed(sum(file.size for file in state.files.values()))
         over = undo_bytes + sum(file.size for _, file in named) - allowed
         for since_ms, file in sorted(named, key=lambda entry: (entry[0], entry[1].path)):
@@ -262,10 +262,10 @@ class Cleaner:
 
 
 def _by_our_clock(listed: Sequence[StoredFile], history: UndoHistory) -> Sequence[StoredFile]:
-    """When the files were written, as our clock would have it if it is ahead of the store's.
+    """The files with the times of our clock, if that is ahead of the store's.
 
-    The last commit tells by how much: its own time is that of the mirror, its file has that of the store. A
-    file that a task is writing right now would look as if nobody had touched it for that long.
+    The last commit tells by how much: its own time is the mirror's, its file has the store's. Otherwise a
+    file that a task is writing right now would look that much older.
     """
     modified_ms = {file.path: file.modified_ms for file in listed}
     for version in reversed(history.versions):

@@ -24,20 +24,20 @@ from .vectors import VectorFile, encode_vector
 __all__ = ["REPAIR", "BuiltCommit", "build_commit", "data_file", "parse_repairs"]
 
 REPAIR = "tailrace.repair"
-"""The domain that says since which version rows are somebody else's, and in which version they were made
-right again: JSON, pairs of both, null for not yet."""
+"""The domain that records since which version rows are somebody else's, and in which version they were
+repaired: JSON, pairs of both, null for not yet."""
 
 _KIND, _INDEX, _RANGE, _SCHEMA_ID = "tailrace.kind", "tailrace.index", "tailrace.h1", "tailrace.schema"
 _MAX_H1 = (1 << 64) - 1
 
 _CLOCK_SLACK_MS = 3_600_000
-"""By how much the last commit may be ahead of our clock and still be believed: the next one has its time. A
+"""How far the last commit may be ahead of our clock and still be believed: the next one then has its time. A
 clock that was a year ahead for a moment must not date everything that comes after."""
 
 
 @dataclass(frozen=True)
 class BuiltCommit:
-    """What there is to write."""
+    """What a commit writes."""
 
     actions: list[Action]
     vector_file: VectorFile | None
@@ -46,7 +46,7 @@ class BuiltCommit:
 
 
 def data_file(add: AddFile, rows: Callable[[AddFile], int]) -> DataFile:
-    """A file of the log as the contract has it; ``rows`` finds out how many a file has that does not say."""
+    """A file of the log as the contract has it; ``rows`` counts the rows of a file that does not say."""
     kind = add.tags.get(_KIND)
     low, high, index = 0, _MAX_H1, None
     if kind is not None:
@@ -85,8 +85,8 @@ def add_file(file: DataFile, vector: Vector | None, *, data_change: bool) -> Add
 
 
 def _bounds(stats: str | None, vector: Vector | None, rows: int) -> str:
-    """Statistics that say whether dead rows count in them. A file with a vector must say how many rows it
-    has; somebody else's may have come without.
+    """Statistics that tell whether dead rows are included. A file with a vector must have its number of rows,
+    which a foreign file may lack.
     """
     fields = json.loads(stats or "{}")
     tight = vector is None
@@ -108,9 +108,9 @@ def build_commit(
     oldest_version: int = 0,
     domains: Mapping[str, str | None] | None = None,
 ) -> BuiltCommit:
-    """The actions of the version after ``state``. `TableChanged` if a file is not there that is named.
+    """The actions of the version after ``state``. `TableChanged` if it names a file that is not there.
 
-    ``oldest_version`` is the oldest to which a rollback may return, as far as that is known.
+    ``oldest_version`` is the oldest that a rollback may return to, as far as is known.
     """
     files = _FileActions(state, commit, mask, rows, now_ms=now_ms, vector_file=VectorFile(vector_name))
     files.build()
@@ -188,7 +188,7 @@ class _FileActions:
         fresh = {new.file.path for new in commit.added} | {file.path for file in commit.readded}
         both = set(commit.removed) & (commit.masked.keys() | commit.vectors.keys())
         if both:
-            raise UsageError(f"the file {min(both)} is to be removed and masked at once")
+            raise UsageError(f"the file {min(both)} is to be both removed and masked")
         for path, rows in commit.masked.items():
             if path not in fresh:
                 held = self._held(path)
@@ -211,7 +211,7 @@ class _FileActions:
 
     def _add(self, file: DataFile, dead: BitMap) -> None:
         if len(dead) == file.rows and file.rows:
-            return  # nobody would ever see a row of it
+            return  # it has no live row
         _check_rows(file.path, dead, file.rows)
         vector = self._vector(dead)
         self.actions.append(add_file(file, vector, data_change=self._commit.data_change))
@@ -241,13 +241,13 @@ class _FileActions:
     def _vector(self, dead: BitMap) -> Vector | None:
         if not dead:
             return None
-        # never in the log itself, however small it is: delta-spark's VACUUM ends with an error on those
+        # never in the log itself, however small: delta-spark's VACUUM fails on those
         vector = self.vector_file.add(encode_vector(dead), len(dead))
         self.masks[vector] = dead
         return vector
 
     def counts(self) -> dict[str, int]:
-        """For the history, with the names that Delta's own operations use where there are any."""
+        """Figures for the history, under the names that Delta's own operations use if there are any."""
         return {
             "numAddedFiles": self._added,
             "numRemovedFiles": self._removed,
@@ -281,7 +281,7 @@ def _set_back(state: TableState, commit: Commit, oldest_version: int) -> dict[st
 
 
 def _still_needed(resets: list[Reset]) -> list[Reset]:
-    """Without those that say nothing more: a later reset of the same vbucket led at least as far back."""
+    """The resets without the redundant ones: a later reset of the same vbucket went at least as far back."""
     lowest: dict[int, int] = {}
     needed: list[Reset] = []
     for version, vbucket, seqno in reversed(resets):
@@ -292,7 +292,7 @@ def _still_needed(resets: list[Reset]) -> list[Reset]:
 
 
 def parse_repairs(state: TableState) -> list[tuple[int, int | None]]:
-    """Since which version rows were somebody else's, and in which they were made right again."""
+    """Since which version rows were somebody else's, and in which they were repaired."""
     return [(since, at) for since, at in json.loads(state.domains.get(REPAIR, "[]"))]
 
 

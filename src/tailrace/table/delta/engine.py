@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 __all__ = ["ExportedFile", "OrdinaryTable", "check_engine_path", "query"]
 
 _ENCODED = re.compile(r"[^A-Za-z0-9_./+=&'@:()!$,;-]")
-"""What names in a store should not have: seen with delta-rs 1.6.6 and polars 2.1."""
+"""Characters that names in a store should not have: seen with delta-rs 1.6.6 and polars 2.1."""
 
 _ROWS = "__tailrace_rows"
-"""The table's own name for the engine; queries know it by others."""
+"""The table's internal name in the engine; queries use other names."""
 _DRAWN = re.compile("\x1b\\[[0-9;]*m|↳")
-"""Between an error and what led to it."""
+"""Colours, and the arrow between an error and its cause."""
 
 
 def check_engine_path(path: str, instead: str) -> None:
-    """UsageError for a path that delta-rs does not open: it decodes what looks like ``%41``, twice. Of names
-    in an object store it encodes twice what no URI has as it is, and finds no file there, as polars does.
+    """UsageError for a path that delta-rs does not open: it decodes ``%41`` and the like twice. In an object
+    store it encodes characters that a URI must encode twice, and then finds no file, as polars does.
     """
     _, is_object, name = path.partition("://")
     if is_object and (odd := _ENCODED.search(name)):
@@ -51,8 +51,8 @@ def check_engine_path(path: str, instead: str) -> None:
 def query(
     uri: str, storage_options: Mapping[str, str], sql: str, *, names: Iterable[str], batch_rows: int
 ) -> pa.RecordBatchReader:
-    """The answer to a query in which the table has these names; the engine has its own classes for errors,
-    and repeats what a store says of a request: `without_secrets`.
+    """The answer to a query in which the table has these names. Errors have the engine's own classes and may
+    repeat a store's answer: use `without_secrets`.
     """
     from deltalake import DeltaTable
 
@@ -65,19 +65,19 @@ def query(
 
 @contextlib.contextmanager
 def _errors_of(what: str, storage_options: Mapping[str, str] | None) -> Iterator[None]:
-    """Errors of the engine as ours: in one line, and without what the options hold."""
+    """Raise errors of the engine as ours: one line, without the values of the options."""
     from deltalake.exceptions import DeltaError
 
     try:
         yield
     except (DeltaError, OSError) as error:
-        causes = [_DRAWN.sub("", line).strip() for line in str(error).splitlines()]  # one below the other
+        causes = [_DRAWN.sub("", line).strip() for line in str(error).splitlines()]  # one per line
         reason = without_secrets(": ".join(filter(None, causes)), storage_options or {})
         raise StorageError(f"{what}: {reason}") from None
 
 
 def _engine(table: DeltaTable, names: Iterable[str], batch_rows: int, where: str = "") -> QueryBuilder:
-    """What answers queries, with the table under these names."""
+    """An engine that knows the table by these names."""
     from deltalake import QueryBuilder
 
     engine = QueryBuilder().register(_ROWS, table)
@@ -90,8 +90,8 @@ def _engine(table: DeltaTable, names: Iterable[str], batch_rows: int, where: str
 def _reads_no_column(engine: QueryBuilder, sql: str) -> bool:
     """Whether a query needs no column of the rows, only their number.
 
-    The engine takes that from the log then, and forgets a limit (seen in delta-rs 1.6.6). A condition that is
-    true of every row makes it read one column.
+    The engine then takes the number from the log, and ignores a limit (seen in delta-rs 1.6.6). A condition
+    that is true for every row makes it read one column.
     """
     try:
         plans = pa.RecordBatchReader.from_stream(engine.execute(f"explain {sql}")).read_all()
@@ -112,7 +112,7 @@ class ExportedFile:
 
 
 class OrdinaryTable:
-    """A Delta table without deletion vectors, positions and secrets, for others."""
+    """A Delta table without deletion vectors, positions and secrets, for other engines."""
 
     def __init__(self, uri: str, storage_options: Mapping[str, str], name: str) -> None:
         """UsageError if there is a table of another name."""
@@ -125,12 +125,12 @@ class OrdinaryTable:
             self._is_there = DeltaTable.is_deltatable(uri, self._options)
             known = DeltaTable(uri, storage_options=self._options).metadata().name if self._is_there else name
         if known != name:
-            raise UsageError(f"there is a table at {uri} that is no export; choose another path")
+            raise UsageError(f"there is a table at {uri} that is not an export; choose another path")
 
     def replace(
         self, files: Sequence[ExportedFile], schema: pa.Schema, note: Mapping[str, str], description: str
     ) -> None:
-        """These are all of it from now on; an error leaves open whether they are."""
+        """Replace the table's content by these files; after an error that may or may not have happened."""
         from deltalake import CommitProperties, DeltaTable
         from deltalake import Schema as DeltaSchema
         from deltalake.exceptions import DeltaError
@@ -155,6 +155,6 @@ class OrdinaryTable:
                     storage_options=self._options,
                     commit_properties=properties,
                 )
-        if self._is_there:  # what was exported before would stay for ever; readers have the usual week
+        if self._is_there:  # earlier exports would stay for ever; readers have the usual week
             with contextlib.suppress(DeltaError, OSError):
                 DeltaTable(self._uri, storage_options=self._options).vacuum(dry_run=False)

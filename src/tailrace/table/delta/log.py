@@ -1,10 +1,10 @@
-"""The log of a Delta table: reading the state of a version, and adding one.
+"""The log of a Delta table: reading the state of a version, and adding a version.
 
-    _delta_log/00000000000000000007.json                  the actions of version 7, a line each
+    _delta_log/00000000000000000007.json                  the actions of version 7, one per line
     _delta_log/00000000000000000007.checkpoint.parquet    the state of version 7; also in several parts
     _delta_log/_last_checkpoint                           a hint: where the newest checkpoint is
 
-A version is made by putting its file under a name that is free. Nothing else makes one.
+A version is made by putting its file under a name that is free, and in no other way.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FOLDER = "_delta_log"
 LAST_CHECKPOINT = f"{FOLDER}/_last_checkpoint"
 _COMMIT = re.compile(rf"{FOLDER}/([0-9]{{20}})\.json")
 _READERS = 16
-"""Log files that are read at once from an object store, where each takes a while to answer."""
+"""How many log files are read in parallel from an object store, where each takes a while."""
 
 
 def commit_path(version: int) -> str:
@@ -54,7 +54,7 @@ class LogCommit:
 
 @dataclass(frozen=True)
 class LogListing:
-    """What is in the log's folder."""
+    """The content of the log's folder."""
 
     commits: dict[int, StoredFile]
     checkpoints: dict[int, Sequence[CheckpointName]]
@@ -72,12 +72,12 @@ class DeltaLog:
     # reading
 
     def listing(self, after: int = -1) -> LogListing:
-        """What the folder has of versions above ``after``."""
+        """The folder's files for versions above ``after``."""
         start = f"{FOLDER}/{after + 1:020d}" if after >= 0 else ""
         return parse_listing(self.store.list(FOLDER, start))
 
     def last_checkpoint(self) -> int:
-        """The version of the newest checkpoint, as far as the hint knows; -1 if it does not help."""
+        """The version of the newest checkpoint according to the hint; -1 if it does not help."""
         try:
             hint = json.loads(self.store.read(LAST_CHECKPOINT))
             return int(hint["version"])
@@ -87,7 +87,7 @@ class DeltaLog:
     def load(self, version: int | None = None, *, base: TableState | None = None) -> TableState | None:
         """The state of the newest version, or of an earlier one; None if there is no table.
 
-        ``base`` is an earlier state to go on from, if no checkpoint is nearer.
+        ``base`` is an earlier state to start from, if no checkpoint is nearer.
         """
         hint = self.last_checkpoint()
         listing = self.listing(hint - 1 if hint > 0 and (version is None or hint <= version) else -1)
@@ -146,7 +146,7 @@ class DeltaLog:
         return LogCommit(version, parse_commit(version, text), written_ms)
 
     def after(self, version: int) -> Iterator[LogCommit]:
-        """The commits that follow a version, as long as there are any."""
+        """The commits that follow a version, up to the newest."""
         while True:
             version += 1
             try:
@@ -166,10 +166,9 @@ class DeltaLog:
     # writing
 
     def commit(self, version: int, actions: Iterable[Action]) -> bool:
-        """Make a version; whether it is ours. False: somebody else has made one of that number.
+        """Make a version; whether it is ours. False: somebody else has made the version of that number.
 
-        An answer that was lost on its way is no failure: the file is there, byte for byte, and every commit
-        has an id that no other has.
+        A lost answer is not a failure if the file is there, byte for byte: every commit has a unique id.
         """
         lines = (json.dumps({action.NAME: action.to_json()}, separators=(",", ":")) for action in actions)
         data = "".join(f"{line}\n" for line in lines).encode()
@@ -184,8 +183,8 @@ class DeltaLog:
         if not ours and not self._is_there(path, data):
             return False
         crash_point("table.after-commit")
-        # A writer that slept while others went on, and whose number was cleaned away with the log, finds it
-        # free. No reader ever comes to that file: a newer checkpoint stands before it.
+        # A writer that slept while others went on finds its number free if the log was cleaned meanwhile. No
+        # reader ever reads that file: a newer checkpoint comes first.
         if self.last_checkpoint() >= version:
             raise TableChanged(
                 f"the table at {self.store.uri} has gone far beyond version {version} meanwhile"
@@ -199,7 +198,7 @@ class DeltaLog:
             return False
 
     def write_checkpoint(self, state: TableState, tombstones: Iterable[str] = ()) -> None:
-        """Make a checkpoint of a state, and the hint that leads to it."""
+        """Write a checkpoint of a state, and the hint that points to it."""
         data, count, files = encode_checkpoint(state.actions(tombstones))
         self.store.put(checkpoint_path((state.version, 1, 1)), data)
         crash_point("table.in-checkpoint")
@@ -208,7 +207,7 @@ class DeltaLog:
 
 
 def parse_listing(files: Iterable[StoredFile]) -> LogListing:
-    """What some files are to the log."""
+    """Sort files of the log's folder by what they are."""
     commits: dict[int, StoredFile] = {}
     names: list[CheckpointName] = []
     others: list[StoredFile] = []
@@ -235,7 +234,7 @@ def parse_commit(version: int, data: bytes) -> list[Action]:
         try:
             fields = json.loads(line)
             if not isinstance(fields, dict):
-                raise ValueError("it is no object")
+                raise ValueError("it is not an object")
             action = parse_action(fields)
         except (ValueError, KeyError, TypeError) as error:
             raise TableDamaged(

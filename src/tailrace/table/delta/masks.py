@@ -14,7 +14,7 @@ __all__ = ["MaskCache"]
 
 
 class MaskCache:
-    """The dead rows of the vectors of a table; those that were used last are held."""
+    """The dead rows of a table's vectors; the most recently used are cached."""
 
     def __init__(self, store: TableStore, limit_bytes: int) -> None:
         self._store = store
@@ -23,7 +23,7 @@ class MaskCache:
         self._size = 0
 
     def rows(self, vector: Vector | None) -> BitMap:
-        """The dead rows, a copy; FileNotFoundError, TableDamaged."""
+        """A copy of the dead rows; FileNotFoundError, TableDamaged."""
         if vector is None:
             return BitMap()
         rows = self._held.get(vector)

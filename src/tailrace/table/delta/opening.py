@@ -1,4 +1,4 @@
-"""Which table it is: a mirror's of this format, or something that a mirror must not touch."""
+"""Tells a mirror's table of this format from one that a mirror must not touch, and makes new ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DOCUMENTS = "tailrace.documents"
 """How documents become columns: `DocumentColumns` as JSON; a table without it is not typed."""
 FORMAT_VERSION = "2"
 _NAME = "tailrace mirror"
-"""What a mirror's tables are called, those of the old layout too."""
+"""The name of a mirror's tables, those of the old layout too."""
 
 
 def load_mirror(store: TableStore) -> TableState | None:
@@ -47,7 +47,7 @@ def load_mirror(store: TableStore) -> TableState | None:
 
 
 def check_mirror(state: TableState, store: TableStore) -> None:
-    """UsageError if it is not a table that we know how to go on with."""
+    """UsageError if it is not a table that a mirror of this version can continue."""
     if state.metadata is None:
         raise TableDamaged(f"the log of the table at {store.uri} has no metadata")
     configuration = state.metadata.configuration
@@ -69,12 +69,12 @@ def check_mirror(state: TableState, store: TableStore) -> None:
 
 
 def check_place(store: TableStore) -> None:
-    """UsageError if a new table would lie inside of another one, whose VACUUM would delete it."""
+    """UsageError if a new table would lie inside another one, whose VACUUM would delete it."""
     for outer in store.parents():
         try:
             is_table = any(True for _ in outer.list("_delta_log/"))
         except (StorageError, OSError):
-            return  # we may not look there, and so may not they who clean
+            return  # we have no access there, so presumably nor has whoever cleans
         if is_table:
             raise UsageError(
                 f"{store.uri} lies inside of the table at {outer.uri}, and whoever cleans that one up takes "
@@ -89,7 +89,7 @@ def create_mirror(
     clock: Clock,
     documents: DocumentColumns | None = None,
 ) -> None:
-    """Make version 0; if somebody else was faster, theirs is the table."""
+    """Make version 0; if somebody else was faster, theirs stands."""
     check_place(store)
     now_ms = clock.time_ns() // 1_000_000
     name = rng.unique_name()
@@ -118,7 +118,7 @@ def create_mirror(
 
 
 def is_same_source(held: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two have the same name. Which bucket of that name it is, its uuid says; others look at that."""
+    """Whether two have the same name; their uuids, which tell buckets of one name apart, are not compared."""
     return {**held, "uuid": None} == {**other, "uuid": None}
 
 

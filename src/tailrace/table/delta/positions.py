@@ -1,10 +1,10 @@
-"""The positions of all vbuckets as two short texts, which stand in the table's domain metadata.
+"""The positions of all vbuckets as two short texts in the table's domain metadata, and its resets.
 
     tailrace.seqnos      base64 of varints: the seqno of vbucket 0, 1, 2, …; 0 is the beginning
-    tailrace.branches    the same of vb_uuids; written only when one of them changes
+    tailrace.branches    the same for vb_uuids; written only when one of them changes
     tailrace.resets      JSON: [version, vbucket, seqno] for each vbucket that a version set back
 
-Every version stands at snapshot ends, so a vb_uuid and a seqno are all of a position.
+Every version stands at snapshot ends, so a vb_uuid and a seqno are a complete position.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Reset = tuple[int, int, int]
 
 
 class PositionArray(Mapping[int, Position]):
-    """Where every vbucket stands: eight bytes each and not an object, since many versions are held."""
+    """Where every vbucket stands: arrays and not objects, since many versions are held."""
 
     __slots__ = ("branches", "seqnos")
 
@@ -45,7 +45,7 @@ class PositionArray(Mapping[int, Position]):
 
     @classmethod
     def of_texts(cls, seqnos: str, branches: str) -> PositionArray:
-        """Reads the two texts; TableDamaged."""
+        """The positions from the two texts; TableDamaged."""
         decoded = _decode(seqnos, SEQNOS)
         if len(decoded) and int(decoded.max()) > MAX_SEQNO:
             raise TableDamaged(f"the domain {SEQNOS} in the table's log has a number beyond all seqnos")
@@ -56,7 +56,7 @@ class PositionArray(Mapping[int, Position]):
         return _encode(self.seqnos), _encode(self.branches)
 
     def moved(self, positions: Mapping[int, Position]) -> PositionArray:
-        """With some vbuckets elsewhere."""
+        """The positions after some vbuckets have moved."""
         if not positions:
             return self
         size = max(len(self.seqnos), len(self.branches), max(positions) + 1)
@@ -118,7 +118,7 @@ def _decode(text: str, domain: str) -> _Array:
     try:
         data = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
     except ValueError:
-        raise TableDamaged(f"the domain {domain} in the table's log is no base64") from None
+        raise TableDamaged(f"the domain {domain} in the table's log is not base64") from None
     if not len(data):
         return _EMPTY
     ends = np.flatnonzero(data < 0x80)
@@ -134,7 +134,7 @@ def _decode(text: str, domain: str) -> _Array:
 
 
 def parse_resets(text: str) -> list[Reset]:
-    """All that are still known, oldest first."""
+    """The resets that are still known, oldest first."""
     try:
         return [
             (int(version), int(vbucket), int(seqno)) for version, vbucket, seqno in json.loads(text or "[]")

@@ -1,4 +1,4 @@
-"""A table's columns, between Arrow and the JSON of a Delta log."""
+"""A table's columns, converted between Arrow and the JSON of a Delta log."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from .positions import BRANCHES, RESETS, SEQNOS, PositionArray, parse_resets
 __all__ = ["PROTOCOL", "RUN", "FileChanges", "TableState", "check_readable", "check_writable"]
 
 RUN = "tailrace.run"
-"""In the commitInfo of a mirror's commit, which run made it; as a domain, which run has claimed the table."""
+"""In the commitInfo of a mirror's commit: which run made it. As a domain: which run has claimed the table."""
 
 PROTOCOL = ProtocolVersion(3, 7, ("deletionVectors",), ("deletionVectors", "domainMetadata"))
 """What our own tables ask of others. delta-rs does not write tables with domainMetadata: a fence."""
@@ -32,8 +32,7 @@ _WRITABLE = _READABLE | {
     *("domainMetadata", "appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns"),
     *("inCommitTimestamp", "columnMapping"),
 }
-"""Features that a writer may meet in the protocol; what some of them ask for once they are switched on is
-checked by `_SWITCHED_ON`."""
+"""Features that the protocol may list; those that matter only once switched on are in `_SWITCHED_ON`."""
 _SWITCHED_ON = {
     "delta.appendOnly": "true",
     "delta.enableChangeDataFeed": "true",
@@ -48,10 +47,10 @@ class FileChanges:
 
     added: list[AddFile] = field(default_factory=list)
     removed: list[AddFile] = field(default_factory=list)
-    """As they were."""
+    """As they were before."""
     data_change: bool = False
     settings: bool = False
-    """It changed the metadata or the protocol."""
+    """Whether it changed the metadata or the protocol."""
 
 
 @dataclass(slots=True)
@@ -64,18 +63,18 @@ class TableState:
     metadata: Metadata | None = None
     files: dict[str, AddFile] = field(default_factory=dict)
     tombstones: dict[str, int] = field(default_factory=dict)
-    """Data files that were removed, and when; those of them that somebody may still read."""
+    """Data files that were removed, and when, if somebody may still be reading them."""
     domains: dict[str, str] = field(default_factory=dict)
     transactions: dict[str, AppTransaction] = field(default_factory=dict)
     operation: str = ""
     run: str = ""
-    """Who made this version; empty if it was no mirror."""
+    """The run of a mirror that made this version; empty if no mirror did."""
     positions: PositionArray = field(default_factory=PositionArray)
     foreign_since: int | None = None
     """The version in which somebody else changed rows, if no mirror has written since."""
 
     def copy(self) -> TableState:
-        """Another one that goes its own way."""
+        """An independent copy."""
         return TableState(
             self.version,
             self.timestamp_ms,
@@ -92,7 +91,7 @@ class TableState:
         )
 
     def apply(self, version: int, actions: Iterable[Action], *, written_ms: int = 0) -> FileChanges:
-        """Go on to the next version."""
+        """Advance to a later version by its actions."""
         changes = FileChanges()
         added: list[AddFile] = []
         removed: list[RemoveFile] = []
@@ -144,14 +143,14 @@ class TableState:
         return changes
 
     def _read_positions(self, branches: str) -> None:
-        """Understand the domains; the array of ``branches``, which hardly ever change, is shared."""
+        """Parse the domains; the array of ``branches``, which hardly ever change, is shared."""
         array = PositionArray.of_texts(self.domains.get(SEQNOS, ""), self.domains.get(BRANCHES, ""))
         if branches == self.domains.get(BRANCHES, ""):
             array.branches = self.positions.branches
         self.positions = array
 
     def as_version(self) -> TableVersion:
-        """What others see of it."""
+        """The version as others see it."""
         resets = {
             vbucket: seqno
             for version, vbucket, seqno in parse_resets(self.domains.get(RESETS, ""))
@@ -160,7 +159,7 @@ class TableState:
         return TableVersion(self.version, self.timestamp_ms, self.operation, self.positions, self.run, resets)
 
     def actions(self, tombstones: Iterable[str] = ()) -> Iterator[Action]:
-        """The actions that make this state from nothing, with some of the removed files."""
+        """The actions that make this state from scratch, with some of the removed files."""
         if self.protocol is None or self.metadata is None:
             raise TableDamaged(f"version {self.version} of the table has no protocol or no metadata")
         yield self.protocol
@@ -175,7 +174,7 @@ class TableState:
 
 
 def _same_vector(first: Vector | None, other: Vector | None) -> bool:
-    """Whether two descriptors mean the same vector: its place says it."""
+    """Whether two descriptors mean the same vector, which is known by its place."""
     if first is None or other is None:
         return first is other
     return (first.storage, first.path_or_inline, first.offset) == (
@@ -186,7 +185,7 @@ def _same_vector(first: Vector | None, other: Vector | None) -> bool:
 
 
 def check_readable(state: TableState, uri: str) -> None:
-    """UnknownFeature if this version can't be read rightly."""
+    """UnknownFeature if this version can't be read correctly."""
     protocol, metadata = state.protocol, state.metadata
     if protocol is None or metadata is None:
         raise TableDamaged(f"the log of the table at {uri} has no protocol or no metadata")
@@ -200,7 +199,7 @@ def check_readable(state: TableState, uri: str) -> None:
 
 
 def check_writable(state: TableState, uri: str) -> None:
-    """UnknownFeature if we could not write this table rightly."""
+    """UnknownFeature if we could not write this table correctly."""
     check_readable(state, uri)
     protocol, metadata = state.protocol, state.metadata
     assert protocol is not None and metadata is not None

@@ -1,8 +1,8 @@
-"""A mirror's table as a Delta table: opening it, taking it over, reading what it is, and commits.
+"""A mirror's table as a Delta table: opening it, claiming it, reading it, and commits.
 
 The position in the table is the truth, and it is committed with the rows. A run begins with a commit that
-claims the table; a commit is put under the number that follows the version that it was made for, so that of
-two writers one loses, looks, and finds the other's claim.
+claims the table. A commit gets the number after the version it was made for, so of two writers one loses,
+looks, and finds the other's claim.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class DeltaMirrorTable:
         store: TableStore | None = None,
         checkpoint_every: int = CHECKPOINT_EVERY,
     ) -> DeltaMirrorTable:
-        """The table at ``uri``; an error if there is none or it is no mirror's."""
+        """The table at ``uri``; an error if there is none or no mirror made it."""
         store = store or TableStore(uri, storage_options)
         state = load_mirror(store)
         if state is None:
@@ -159,8 +159,8 @@ class DeltaMirrorTable:
         return table
 
     def _look_back(self) -> None:
-        """Find out whether somebody else changed rows after the last commit of a mirror, behind a checkpoint
-        of his.
+        """Find out whether somebody else changed rows between a mirror's last commit and the checkpoint that
+        the state was read from, which does not say so.
         """
         state = self._state
         version = self._checkpoint_at
@@ -209,7 +209,7 @@ class DeltaMirrorTable:
 
     @property
     def secret(self) -> bytes:
-        """The key of the hash of its keys."""
+        """The secret that its keys are hashed with."""
         return bytes.fromhex(self._configuration[SECRET])
 
     @property
@@ -234,14 +234,14 @@ class DeltaMirrorTable:
     # versions
 
     def versions(self) -> Iterator[TableVersion]:
-        """Every version that can be had back, newest first."""
+        """Every version that can be restored, newest first."""
         yield from reversed(self._known().versions)
 
     def lineage(self, vbucket: int) -> Iterator[tuple[int, Position]]:
-        """The versions to whose rows a vbucket can return, newest first, and where it stood in each.
+        """The versions whose rows a vbucket can return to, newest first, and where it stood in each.
 
-        Versions that a rollback undid are none of them: they hold changes that never happened. Neither are
-        those whose files are gone, nor those in which somebody else had changed rows.
+        Left out are versions that a rollback undid, since they hold changes that never happened, those whose
+        files are gone, and those in which somebody else had changed rows.
         """
         lost = [span for span in self._lost() if span.low <= vbucket <= span.high]
         history = self._known()
@@ -283,7 +283,7 @@ class DeltaMirrorTable:
             self._states.clear()
 
     def _lost(self) -> list[FileSpan]:
-        """What earlier versions name and is no longer there."""
+        """The files that earlier versions name and that are no longer there."""
         if self._missing is None or self._now_ms() - self._missing[0] > _EXISTENCE_MS:
             listed = list(self._store.list())
             self._look_at_log(listed)
@@ -345,7 +345,7 @@ class DeltaMirrorTable:
             raise self._gone(vector_path(vector) or "") from None
 
     def _rows_of(self, add: AddFile) -> int:
-        """How many rows a file has; one of somebody else may not say it."""
+        """How many rows a file has; a foreign file may not say."""
         if add.stats:
             count = json.loads(add.stats).get("numRecords")
             if isinstance(count, int):
@@ -372,10 +372,10 @@ class DeltaMirrorTable:
     def claim(
         self, run: str | None = None, *, accept_foreign: bool = False, and_still: Sequence[Table] = ()
     ) -> str:
-        """Take the table over: whoever wrote it before is fenced. The name of the run.
+        """Take the table over, which fences whoever wrote it before. The name of the run.
 
-        After `ForeignRows` a claim that ``accept_foreign`` may go on, to repair: until a commit says that it
-        is ``repaired``, nobody else gets so far.
+        After `ForeignRows`, only a claim with ``accept_foreign`` may go on, to repair the table, until one of
+        its commits is marked ``repaired``.
         """
         run = run or f"{platform.node()}:{os.getpid()}:{self._clock.time_ns()}"
         self._accepts_foreign = accept_foreign
@@ -384,21 +384,21 @@ class DeltaMirrorTable:
             self._check_rows()
             check_writable(self._state, self.uri)
             self._check_files()
-            for table in and_still:  # who has these next has this one after us, or our commit fails
+            for table in and_still:  # whoever takes these later takes this one after us, or our commit fails
                 table.refresh()
             self._run = run
             domains: dict[str, str | None] = {RUN: run, UNDO: self._undo.to_json()}
             if self._state.foreign_since is not None:
                 repairs = [*parse_repairs(self._state), (self._state.foreign_since, None)]
                 domains[REPAIR] = json.dumps(repairs, separators=(",", ":"))
-            with contextlib.suppress(TableChanged):  # or somebody made a checkpoint of it at once: look again
+            with contextlib.suppress(TableChanged):  # somebody made a checkpoint of it already: look again
                 if self._try_commit(Commit("TAILRACE CLAIM"), domains):
                     return run
             self._absorb()
 
     def accept_rows(self, version: int) -> bool:
-        """What somebody else did to the rows up to a version left them right, a comparison says: let a mirror
-        go on. Whether there was anything; `TableChanged` if there is a newer version.
+        """After `ForeignRows`, accept the rows of a version that a comparison found right, so that a mirror
+        may go on. Whether there was anything to accept; `TableChanged` if there is a newer version.
         """
         self._absorb()
         if self._foreign_since() is None:
@@ -411,7 +411,7 @@ class DeltaMirrorTable:
         return True
 
     def refresh(self) -> None:
-        """Take note of what others committed; `Fenced` if it was another mirror, `ForeignRows` if rows are no
+        """Take note of what others committed; `Fenced` if another mirror did, `ForeignRows` if rows are no
         longer the mirror's.
         """
         self._absorb()
@@ -420,14 +420,14 @@ class DeltaMirrorTable:
     def _absorb(self) -> None:
         """Apply the commits that are new."""
         if self._log.last_checkpoint() > self.version:
-            # The next commits may be cleaned away, and under their numbers may stand what a writer left that
-            # slept for too long.
+            # The next commits may have been cleaned away, and a writer that slept for too long may have left
+            # files under their numbers.
             self._reload()
         for commit in self._log.after(self.version):
             self._apply(commit.version, commit.actions, commit.written_ms)
 
     def _reload(self) -> None:
-        """The log has gone on so far that the next commit is no longer in it."""
+        """Read the table again: the log has moved on, and may no longer have the next commit."""
         state = load_mirror(self._store)
         if state is None:
             raise TableDamaged(f"the log of the table at {self.uri} is gone: somebody deleted it")
@@ -462,7 +462,7 @@ class DeltaMirrorTable:
         if since is not None:
             is_log = bool(self.source.get("changes"))
             raise ForeignRows(
-                f"somebody who is no mirror changed rows of the {'change log' if is_log else 'table'} at "
+                f"something other than a mirror changed rows of the {'change log' if is_log else 'table'} at "
                 f"{self.uri} in version {since}: "
                 + (
                     "give another path to begin a new log beside it"
@@ -502,12 +502,12 @@ class DeltaMirrorTable:
             self._check()
             if self._state.files != before or self._state.metadata is not settings or self._state.run:
                 raise TableChanged(f"the table at {self.uri} was changed by somebody else")
-            # a note in the log and nothing else, as a VACUUM leaves it: the same commit is right after it
+            # only a note in the log, as a VACUUM leaves it: the same commit is valid after it
         self._checkpoint_if_due()
         return self.version
 
     def _try_commit(self, commit: Commit, domains: Mapping[str, str | None]) -> bool:
-        """Whether it was made; if not, somebody else has made one."""
+        """Try to make the next version; False if somebody else has made it."""
         assert self._run is not None
         history = self._history
         built = build_commit(
@@ -534,7 +534,7 @@ class DeltaMirrorTable:
         return True
 
     def _check_added(self, commit: Commit) -> None:
-        """Files that come from far away in time must still be there: a cleaning may have taken them."""
+        """Files that were written a while ago must still be there: a cleaning may have removed them."""
         old_ms = self._now_ms() - 4 * 60_000
         for file in [*(new.file for new in commit.added if new.file.modified_ms < old_ms), *commit.readded]:
             if self._store.head(file.path) is None:
@@ -548,11 +548,11 @@ class DeltaMirrorTable:
         try:
             self.checkpoint()
         except (StorageError, OSError):
-            # The commit stands. The log is only longer than it need be; try again a little later.
+            # The commit stands. The log is just longer than necessary; try again a little later.
             self._checkpoint_at += max(1, self._checkpoint_every // 10)
 
     def checkpoint(self) -> None:
-        """Write the state of this version as one file, from which others begin to read."""
+        """Write the state of this version as one file, which readers start from."""
         horizon_ms = self._now_ms() - max(self._undo.span_ms, 60 * 60_000)
         self._state.tombstones = {
             path: when_ms for path, when_ms in self._state.tombstones.items() if when_ms >= horizon_ms
@@ -567,11 +567,11 @@ class DeltaMirrorTable:
         dry_run: bool = False,
         force: bool = False,
     ) -> MaintenanceReport:
-        """Thin out earlier versions, shorten the log, delete files that nobody needs; bounded in work.
+        """Thin out earlier versions, shorten the log, delete files that nobody needs; work is bounded.
 
-        Nothing is deleted that was written since ``busy_since_ms``: when the oldest task that is still
-        running began. Without a claim files that no version ever named are left alone for a day, since some
-        mirror may be about to commit them. Does nothing if it was done a minute ago, unless ``force``.
+        Nothing is deleted that was written since ``busy_since_ms``, when the oldest running task began.
+        Without a claim, files that no version ever named are left alone for a day, since some mirror may be
+        about to commit them. Does nothing if it was done less than a minute ago, unless ``force``.
         """
         checkpoint = None
         if self._run is not None and force and not dry_run and self.version > self._checkpoint_at:

@@ -1,10 +1,10 @@
 """Earlier versions, which are the mirror's undo log: which are kept, where they are, and what they need.
 
 Kept are every version of the last ten minutes, the last of each minute for an hour, and the last of each ten
-minutes as far back as undo reaches; in all they may hold no more bytes that the newest version does not need
-than the table has itself. The log is needed for the last ten minutes only: a version that is kept longer has
-a manifest of its own, ``_tailrace/versions/00000000000000000007.json.z``, written from the log before that
-is cleaned. Manifests are derived data: whoever deletes them loses ways back, and nothing else.
+minutes as far back as undo reaches. The files that only they need may by default take as many bytes as the
+table itself. The log is needed only for the last ten minutes: a version that is kept longer has a manifest of
+its own, ``_tailrace/versions/00000000000000000007.json.z``, written before the log is cleaned. Manifests are
+derived data: deleting them loses ways back, and nothing else.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MINUTE_MS = 60_000
 EVERY_VERSION_MS = 10 * MINUTE_MS
 EVERY_MINUTE_MS = 60 * MINUTE_MS
 SAFE_MS = 5 * MINUTE_MS
-"""Versions that are younger are kept whatever is set: somebody may be reading them."""
+"""Younger versions are kept whatever the policy: somebody may be reading them."""
 SMALL_TABLE_BYTES = 64 << 20
-"""A table that is smaller than this may have so much for its undo."""
+"""What a table smaller than this may use for undo by default."""
 
 UNDO = "tailrace.undo"
-"""The domain that holds the policy, so that whoever maintains the table keeps what its mirror wants kept."""
+"""The domain that holds the policy, so that all maintenance of the table keeps what its mirror wants kept."""
 
 _FOLDER = "_tailrace/versions"
 _NAME = re.compile(rf"{_FOLDER}/([0-9]{{20}})\.json\.z")
@@ -48,7 +48,7 @@ class UndoPolicy:
 
     span_ms: int = 24 * 60 * MINUTE_MS
     size: int | None = None
-    """Bytes that earlier versions may hold beyond what the newest needs; None: as many as the table has."""
+    """Bytes that earlier versions may take beyond what the newest needs; None: as many as the table has."""
 
     @property
     def every_version_ms(self) -> int:
@@ -60,7 +60,7 @@ class UndoPolicy:
 
     @classmethod
     def from_json(cls, text: str) -> UndoPolicy:
-        """What the mirror that claimed a table last was told; the usual if nobody did."""
+        """The policy of the mirror that last claimed a table; the default if none did."""
         try:
             fields = json.loads(text or "{}")
             return cls(int(fields.get("span_ms", cls.span_ms)), fields.get("size"))
@@ -73,22 +73,22 @@ class UndoPolicy:
 
 @dataclass(frozen=True)
 class UndoWish:
-    """What somebody says of how far back a rollback may lead; None: nothing."""
+    """A request for how far back a rollback may lead; None: as it is."""
 
     span_ms: int | None = None
     size: int | None = None
 
     def over(self, known: UndoPolicy) -> UndoPolicy:
-        """The policy that comes of it, where another one was in force."""
+        """The policy that results from this wish and the policy in force."""
         span_ms = known.span_ms if self.span_ms is None else self.span_ms
         return UndoPolicy(span_ms, known.size if self.size is None else self.size)
 
 
 def kept_versions(versions: Sequence[TableVersion], now_ms: int, policy: UndoPolicy) -> list[int]:
-    """Which of some versions, oldest first, are kept by their age. The newest always is."""
+    """Which versions, given oldest first, are kept by their age. The newest always is."""
     kept: list[int] = []
     for version, newer in zip(versions, [*versions[1:], None], strict=True):
-        # a time that is yet to come is that of a clock that was wrong, and as far away as any other
+        # a time in the future comes from a wrong clock; only its distance counts
         age = abs(now_ms - version.timestamp_ms)
         step = MINUTE_MS if age <= EVERY_MINUTE_MS else 10 * MINUTE_MS
         if (
@@ -102,7 +102,7 @@ def kept_versions(versions: Sequence[TableVersion], now_ms: int, policy: UndoPol
 
 @dataclass(slots=True)
 class FileSpan:
-    """From which version to which a file was part of the table with the same vector."""
+    """The versions in which a file was part of the table with the same vector."""
 
     path: str
     vector_file: str | None
@@ -115,22 +115,22 @@ class FileSpan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The files that are needed to read it."""
+        """The files needed to read it."""
         return (self.path,) if self.vector_file is None else (self.path, self.vector_file)
 
     def newest_of(self, versions: Sequence[int]) -> int | None:
-        """The newest of some versions, in order, that needs it."""
+        """The newest of ``versions``, in ascending order, that needs it."""
         place = bisect_left(versions, self.died) - 1
         return versions[place] if place >= 0 and versions[place] >= self.born else None
 
 
 @dataclass
 class UndoHistory:
-    """Every version that can be had back, oldest first, and the files of each as spans."""
+    """Every version that can be restored, oldest first, and the files of each as spans."""
 
     versions: list[TableVersion] = field(default_factory=list)
     from_log: int = 0
-    """The first version that the log itself has."""
+    """The first version that is in the log itself."""
     _open: dict[str, FileSpan] = field(default_factory=dict)
     _closed: list[FileSpan] = field(default_factory=list)
 
@@ -146,7 +146,7 @@ class UndoHistory:
         return self.from_log not in listing.checkpoints
 
     def advance(self, version: TableVersion, changes: FileChanges) -> None:
-        """The next version."""
+        """Add the next version."""
         self.versions.append(version)
         for file in changes.removed:
             self._end(file.path, version.version)
@@ -155,7 +155,7 @@ class UndoHistory:
             self._open[file.path] = _span(file, version.version)
 
     def jump(self, version: TableVersion, files: Mapping[str, AddFile]) -> None:
-        """A later version, with others between that are not known."""
+        """Add a later version; those in between are not known."""
         spans = {path: _span(file, version.version) for path, file in files.items()}
         for path, held in list(self._open.items()):
             span = spans.get(path)
@@ -166,7 +166,7 @@ class UndoHistory:
             self._open.setdefault(path, span)
 
     def forget(self, kept: Sequence[int]) -> None:
-        """Versions below the log that are not kept."""
+        """Drop versions older than the log that are not kept."""
         still = set(kept)
         self.versions = [
             version
@@ -189,7 +189,7 @@ def _span(add: AddFile, born: int) -> FileSpan:
 
 
 class Manifests:
-    """The versions that are kept beyond the log."""
+    """The manifests of versions that are kept longer than the log."""
 
     def __init__(self, store: TableStore) -> None:
         self._store = store
@@ -199,12 +199,12 @@ class Manifests:
         return f"{_FOLDER}/{version:020d}.json.z"
 
     def versions(self) -> list[int]:
-        """Those that there are, oldest first."""
+        """The versions that have a manifest, oldest first."""
         return self.parse(self._store.list(_FOLDER))
 
     @staticmethod
     def parse(files: Iterable[StoredFile]) -> list[int]:
-        """Those that some files are, oldest first."""
+        """The versions whose manifests are among some files, oldest first."""
         names = (match.group(1) for file in files if (match := _NAME.fullmatch(file.path)))
         return sorted(int(name) for name in names)
 
@@ -242,8 +242,8 @@ class Manifests:
 
 
 def first_version(listing: LogListing, horizon_ms: int) -> int:
-    """Where to begin with the log: the newest checkpoint that is older than that, or the oldest there is;
-    -1 if its beginning is still there.
+    """Where to start in the log: the newest checkpoint from before ``horizon_ms``, else the beginning (-1) if
+    it is still there, else the oldest checkpoint.
     """
     written = {file.path: file.modified_ms for file in listing.others}
     old = [
@@ -266,7 +266,7 @@ def load_history(log: DeltaLog, manifests: Manifests, last: int, horizon_ms: int
             try:
                 state = manifests.read(version)
             except (TableDamaged, FileNotFoundError):
-                continue  # a way back less
+                continue  # one way back less
             history.jump(state.as_version(), state.files)
     state = TableState()
     if start >= 0:

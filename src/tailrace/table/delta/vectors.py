@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 FOLDER = "_dv"
-"""Where the files are: what begins with an underscore is hidden from everybody's VACUUM."""
+"""Where the files are: names with a leading underscore are hidden from any VACUUM."""
 
 _MAGIC = 1681511377
 _HEAD = struct.Struct("<IQI")
@@ -43,15 +43,15 @@ _Z85_SET = frozenset(_Z85)
 
 
 def encode_z85(data: bytes) -> str:
-    """Text of bytes whose number is a multiple of 4."""
+    """Bytes as text; their number must be a multiple of 4."""
     return base64.b85encode(data).translate(_TO_Z85).decode("ascii")
 
 
 def decode_z85(text: str) -> bytes:
-    """The bytes of such a text; ValueError."""
+    """The bytes of a Z85 text; ValueError."""
     raw = text.encode("ascii")
     if len(raw) % 5 or not _Z85_SET.issuperset(raw):
-        raise ValueError("no Z85 text")
+        raise ValueError("it is not Z85")
     return base64.b85decode(raw.translate(_TO_B85))
 
 
@@ -63,7 +63,7 @@ def encode_vector(rows: BitMap) -> bytes:
 
 
 def decode_vector(data: bytes) -> BitMap:
-    """The rows of a vector; ValueError if it is none, or has rows that no file of a mirror has."""
+    """The rows of a vector; ValueError if it is not one, or has rows that no file of a mirror has."""
     if len(data) < 12:
         raise ValueError("it is too short")
     magic, bitmaps = struct.unpack_from("<IQ", data)
@@ -80,7 +80,7 @@ def decode_vector(data: bytes) -> BitMap:
 
 
 def decode_inline(vector: Vector) -> BitMap:
-    """The rows of a vector that stands in the log itself: an earlier Tailrace wrote small ones like this."""
+    """The rows of a vector in the log itself, where an earlier Tailrace wrote small ones."""
     try:
         data = decode_z85(vector.path_or_inline)
         if not 0 <= len(data) - vector.size < 4:
@@ -113,12 +113,12 @@ def _checked(rows: BitMap, vector: Vector) -> BitMap:
 
 
 def vector_path(vector: Vector | None) -> str | None:
-    """The file of a vector, relative to the table; None if it stands in the log."""
+    """The file of a vector, relative to the table; None if the vector is in the log."""
     if vector is None or vector.storage == "i":
         return None
     if vector.storage != "u":
         raise TableDamaged(
-            f"a deletion vector lies outside of the table (storage type {vector.storage!r}): "
+            f"a deletion vector lies outside the table (storage type {vector.storage!r}): "
             "the table is a clone of another one, which a mirror can't go on with"
         )
     folder, text = vector.path_or_inline[:-_UUID_LENGTH], vector.path_or_inline[-_UUID_LENGTH:]
@@ -130,10 +130,10 @@ def vector_path(vector: Vector | None) -> str | None:
 
 
 class VectorFile:
-    """The vectors of one commit, put together in memory."""
+    """The vectors of one commit, assembled in memory."""
 
     def __init__(self, name: str) -> None:
-        """``name`` is 32 hex digits that nobody else uses."""
+        """``name`` is 32 hex digits, unique to this file."""
         self._id = uuid.UUID(hex=name)
         self._parts: list[bytes] = [_FORMAT]
         self._size = 1
@@ -147,7 +147,7 @@ class VectorFile:
         return self._size == 1
 
     def add(self, data: bytes, cardinality: int) -> Vector:
-        """Append a vector; where it will be."""
+        """Append a vector; returns where it will be."""
         vector = Vector("u", FOLDER + encode_z85(self._id.bytes), self._size, len(data), cardinality)
         self._parts += [_U32.pack(len(data)), data, _U32.pack(zlib.crc32(data))]
         self._size += len(data) + 8
