@@ -63,14 +63,14 @@ def test_the_environment_fills_what_is_missing() -> None:
         ("couchbase://a@", "host is missing"),
         ("couchbase://@h", "user name before '@' is missing"),
         ("couchbase://:pw@h", "user name before '@' is missing"),
-        ("couchbase://h,", "no host name"),
-        ("couchbase://h,,g", "no host name"),
-        ("couchbase://-h", "no host name"),
-        ("couchbase://h-", "no host name"),
-        ("couchbase://h..g", "no host name"),
-        ("couchbase://h!", "no host name"),
-        ("couchbase://hö", "no host name"),
-        ("couchbase://" + "a" * 64, "no host name"),
+        ("couchbase://h,", "not a host name"),
+        ("couchbase://h,,g", "not a host name"),
+        ("couchbase://-h", "not a host name"),
+        ("couchbase://h-", "not a host name"),
+        ("couchbase://h..g", "not a host name"),
+        ("couchbase://h!", "not a host name"),
+        ("couchbase://hö", "not a host name"),
+        ("couchbase://" + "a" * 64, "not a host name"),
         ("couchbase://h:", "the port"),
         ("couchbase://h:0", "the port"),
         ("couchbase://h:65536", "the port"),
@@ -81,13 +81,13 @@ def test_the_environment_fills_what_is_missing() -> None:
         ("couchbase://[::1", "brackets"),
         ("couchbase://[::1]x", "brackets"),
         ("couchbase://[::1]:", "the port"),
-        ("couchbase://[1.2.3.4]", "no IPv6"),
-        ("couchbase://[]", "no IPv6"),
+        ("couchbase://[1.2.3.4]", "not an IPv6"),
+        ("couchbase://[]", "not an IPv6"),
         ("couchbase://h/a/b", "bucket's name"),
         ("couchbase://h/a b", "no blanks"),
         ("couchbase://h/a%20b", "bucket's name"),
         ("couchbase://h/" + "b" * 101, "bucket's name"),
-        ("couchbase://h/b?x=1", "'x' is no option"),
+        ("couchbase://h/b?x=1", "'x' is not an option"),
         ("couchbase://h?networks=external", "is it network?"),
         ("couchbase://h?network", "write name=value"),
         ("couchbase://h?network=a%20b", "network is auto, default, external"),
@@ -98,7 +98,7 @@ def test_the_environment_fills_what_is_missing() -> None:
         ("couchbase://h?enable_dns_srv=perhaps", "true or false"),
         ("couchbase://h?dns_nameserver=ns.example", "address of a name server"),
         ("couchbase://h?dns_nameserver=127.0.0.1&dns_port=x", "dns_port"),
-        ("couchbase://h/b#x", "behind a '?'"),
+        ("couchbase://h/b#x", "after a '?'"),
         ("couchbase://u%:p@h", "starts no code"),
         ("couchbase://u:%ff@h", "not UTF-8"),
         ("couchbase://u:%00@h", "NUL"),
@@ -160,7 +160,7 @@ def test_the_port_of_the_management_is_no_place_for_data(port: int) -> None:
 
 
 def test_another_service_is_refused() -> None:
-    with pytest.raises(UsageError, match="a:8091=http is no key-value service"):
+    with pytest.raises(UsageError, match="a:8091=http is not a key-value service"):
         parse("couchbase://a:8091=http")
 
 

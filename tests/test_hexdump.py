@@ -148,7 +148,7 @@ def test_drawings_are_found_in_a_document() -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("8050\nhello", "line 2 is no hex"),
+        ("8050\nhello", "line 2 is not hex"),
         ("805", "3 hex digits"),
         ("   4| 80 | 81 |", "does not follow"),
         ("   0| 80 | 81 |\n   4| 80 | 81 |", "does not follow"),

@@ -281,7 +281,7 @@ def test_any_packet_gives_pieces_or_nothing(packet: bytes, link: int) -> None:
     ("data", "what"),
     [
         (b"", "cut off"),
-        (b"nonsense", "no capture"),
+        (b"nonsense", "not a capture"),
         (pcap_file([b"x" * 50])[:-1], "cut off"),
         (pcap_file([b"x" * 50])[:30], "cut off"),
         (pcap_file([])[:20], "cut off"),

@@ -12,7 +12,7 @@ from tailrace.errors import UsageError
 
 @pytest.mark.parametrize("text", ["", "1_000", "١٢", "+1", " 1", "1 ", "0x10", "1e3", "1.0", "--1", "9" * 21])
 def test_what_int_takes_and_we_dont(text: str) -> None:
-    with pytest.raises(UsageError, match="no whole number"):
+    with pytest.raises(UsageError, match="not a whole number"):
         units.parse_integer(text, minimum=-5)
 
 

@@ -1,7 +1,7 @@
-"""The one place where time comes from.
+"""The only source of time.
 
-Sans-IO cores take ``now`` as an argument; everything that has to ask takes a `Clock`, so that tests and
-simulations can turn its hands.
+Sans-IO cores take ``now`` as an argument; everything else that needs the time takes a `Clock`, so that tests
+and simulations can set it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds that only ever grow, for intervals and timeouts."""
+        """Seconds that only ever increase, for intervals and timeouts."""
         ...
 
 
@@ -45,14 +45,14 @@ class ManualClock:
         return self._monotonic
 
     def advance(self, seconds: float) -> None:
-        """Time passes."""
+        """Let time pass."""
         if seconds < 0:
             raise ValueError("time passes forwards; use jump() to set the wall clock back")
         self._wall_ns += int(seconds * 1e9)
         self._monotonic += seconds
 
     def jump(self, seconds: float) -> None:
-        """Somebody sets the wall clock, forwards or back; intervals don't notice."""
+        """Set the wall clock forwards or back; intervals are not affected."""
         self._wall_ns += int(seconds * 1e9)
 
 

@@ -3,9 +3,9 @@
     couchbase://[user[:password]@]host[:port[=kv]][,host2…][/bucket][?name=value[&name=value…]]
 
 ``couchbases://`` is the same over TLS. User, password, bucket and values may be percent-encoded; an IPv6
-address stands in brackets. A lone name without a port may be known to DNS as a cluster (see `client.naming`).
-The options are those of the SDKs' connection strings: what says how to reach a cluster counts here too, what
-is for their other services is passed over. No text made here ever shows the password.
+address is in brackets. A single name without a port may be known to DNS as a cluster (see `client.naming`).
+The options are those of the SDKs' connection strings: those that say how to reach a cluster are used, those
+for other services are ignored. No text made here ever shows the password.
 
 Rules: docs/spec/servers.md#connection-string.
 """
@@ -36,7 +36,7 @@ MAX_BUCKET = 100
 
 _SCHEMES = {"couchbase": False, "couchbases": True}
 _KV_TYPES = ("kv", "mcd", "cccp")
-"""What SDKs write behind the port of the key-value service."""
+"""What SDKs write after the port of the key-value service."""
 _MANAGEMENT_PORTS = (8091, 18091)
 _SRV_PREFIX = re.compile(r"_couchbases?\._tcp\.(?=.)")
 _SHAPE = "write it like couchbase://user:password@host:11210/bucket"
@@ -44,7 +44,7 @@ _LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _BUCKET = re.compile(r"[A-Za-z0-9_.%-]+")
 _NETWORK = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
-# Names that several SDKs have for one thing; the first is what we write.
+# The names that SDKs have for each option; the first is what we write.
 _OPTIONS = {
     "network": ("network",),
     "ca_file": ("ca_cert_path", "trust_certificate", "certpath"),
@@ -56,7 +56,7 @@ _OPTIONS = {
     "nameserver_port": ("dns_port",),
 }
 _MEANING = {name: field for field, names in _OPTIONS.items() for name in names}
-_FOR_OTHERS = frozenset(  # of the SDKs, and of no use here
+_FOR_OTHERS = frozenset(  # options of the SDKs that have no use here
     """analytics_timeout bootstrap_timeout config_idle_redial_timeout config_poll_floor config_poll_interval
     config_poll_timeout config_total_timeout console_log_level detailed_errcodes dcp_buffer_size dcp_priority
     disable_mozilla_ca_certificates disconnect_timeout dns_srv_timeout dump_configuration
@@ -94,16 +94,16 @@ class ConnectionString:
     password: str | None = field(default=None, repr=False)
     tls: bool = False
     name: str | None = None
-    """The name that stands there alone and without a port: a cluster, if DNS has SRV records of it."""
+    """The host, if it is a single name without a port: a cluster, if DNS has SRV records for it."""
     network: str = "auto"
-    """Which addresses of the nodes: ``default``, ``external``, another name; ``auto`` goes by the seeds."""
+    """Which addresses of the nodes to use: ``default``, ``external`` or another; ``auto``: as the seeds."""
     ca_file: str | None = None
     verify: bool = True
     connect_timeout_s: float | None = None
     compression: bool | None = None
     dns_srv: bool = True
     nameserver: Address | None = None
-    """Whom to ask for SRV records instead of the system's name servers."""
+    """The server to ask for SRV records instead of the system's name servers."""
 
     def __str__(self) -> str:
         """The connection string without the password: for logs, messages and offsets."""
@@ -114,7 +114,7 @@ class ConnectionString:
         return f"{scheme}://{user}{hosts}/{quote(self.bucket, safe='')}{'?' + options if options else ''}"
 
     def _options(self) -> list[tuple[str, str]]:
-        """Those that are not what they are without being said."""
+        """The options that differ from their defaults."""
         options: list[tuple[str, str]] = []
         if self.network != "auto":
             options.append(("network", self.network))
@@ -134,7 +134,7 @@ class ConnectionString:
 
 
 def parse(text: str, environ: Mapping[str, str] | None = None) -> ConnectionString:
-    """A connection string; user and password that it leaves out come from ``environ``, if that is given."""
+    """Parse a connection string; user and password that it leaves out come from ``environ``, if given."""
     if len(text) > MAX_LENGTH:
         raise UsageError(f"a connection string has up to {MAX_LENGTH} characters, not {len(text)}")
     if any(character.isspace() or not character.isprintable() for character in text):
@@ -173,7 +173,7 @@ class _UrlOptions(TypedDict, total=False):
 
 
 def _options(query: str, *, tls: bool) -> _UrlOptions:
-    """What stands behind the question mark."""
+    """The options after the question mark."""
     texts: dict[str, str] = {}
     for pair in filter(None, query.split("&")):
         encoded, equals, text = pair.partition("=")
@@ -181,12 +181,12 @@ def _options(query: str, *, tls: bool) -> _UrlOptions:
         if name in _FOR_OTHERS or name.startswith(("timeout.", "io.", "security.")):
             continue
         meaning = _MEANING.get(name)
-        if meaning is None and "@" in name:  # and not the name: it is the rest of a password
+        if meaning is None and "@" in name:  # don't show the name: it is the rest of a password
             raise UsageError("a '?' in user or password must be percent-encoded, as %3F")
         if meaning is None or not equals:
             near = difflib.get_close_matches(name, [*_MEANING, *_FOR_OTHERS], 1)
             hint = f", is it {near[0]}?" if near and meaning is None else ", write name=value"
-            raise UsageError(f"{name[:100]!r} is no option of a connection string{hint}")
+            raise UsageError(f"{name[:100]!r} is not an option of a connection string{hint}")
         texts[meaning] = _decoded(text, name)
     options: _UrlOptions = {}
     if "network" in texts:
@@ -219,7 +219,7 @@ def _options(query: str, *, tls: bool) -> _UrlOptions:
 
 
 def _seconds(text: str) -> float:
-    """With a unit, or in milliseconds as the SDKs have it."""
+    """Seconds from a text with a unit, or in milliseconds as the SDKs have it."""
     seconds = parse_integer(text, maximum=86_400_000) / 1000 if text.isdigit() else parse_duration_s(text)
     if seconds <= 0:
         raise UsageError("kv_connect_timeout is more than 0")
@@ -227,7 +227,7 @@ def _seconds(text: str) -> float:
 
 
 def _cluster_name(hosts: str) -> str | None:
-    """The one host, if it is a name without a port that a name server could know."""
+    """The host, if it is a single name without a port that a name server could know."""
     if set(hosts) & set(",:[") or hosts == "localhost" or re.fullmatch(r"[0-9.]+", hosts):
         return None
     return hosts
@@ -262,26 +262,26 @@ def _address(text: str, *, tls: bool) -> Address:
     if text.startswith("["):
         inner, bracket, port_text = text[1:].partition("]")
         if not bracket or (port_text and not port_text.startswith(":")):
-            raise UsageError("an IPv6 address stands in brackets with the port behind it, as in [::1]:11210")
+            raise UsageError("an IPv6 address is in brackets with the port after it, as in [::1]:11210")
         host = _decoded(inner, "the host")
         try:
             ipaddress.IPv6Address(host)
         except ValueError:
-            raise UsageError(f"[{inner}] is no IPv6 address, write one such as [::1]") from None
+            raise UsageError(f"[{inner}] is not an IPv6 address, write one such as [::1]") from None
         colon, port_text = port_text[:1], port_text[1:]
     else:
         if text.count(":") > 1:
-            raise UsageError("an IPv6 address stands in brackets, as in [::1]:11210")
+            raise UsageError("an IPv6 address is in brackets, as in [::1]:11210")
         host, colon, port_text = text.partition(":")
         if not _is_host_name(host):
-            raise UsageError(f"{host!r} is no host name, {_SHAPE}")
+            raise UsageError(f"{host!r} is not a host name, {_SHAPE}")
     if not colon:
         return Address(host, DEFAULT_TLS_PORT if tls else DEFAULT_PORT)
     port_text, equals, service = port_text.partition("=")
     port = _port(port_text, f"the port of {host!r}")
     if equals and service not in _KV_TYPES:
         raise UsageError(
-            f"{host}:{port}={service[:20]} is no key-value service, which is all that is read here"
+            f"{host}:{port}={service[:20]} is not a key-value service, which is all that is read here"
         )
     if port in _MANAGEMENT_PORTS and not equals:
         raise UsageError(
@@ -292,7 +292,7 @@ def _address(text: str, *, tls: bool) -> Address:
 
 
 def _shown(address: Address) -> str:
-    """As `_address` reads it."""
+    """An address as `_address` reads it."""
     return str(address).replace("%", "%25") + ("=kv" if address.port in _MANAGEMENT_PORTS else "")
 
 
@@ -300,11 +300,11 @@ def _port(text: str, what: str) -> int:
     try:
         return parse_integer(text, minimum=1, maximum=0xFFFF)
     except UsageError:
-        raise UsageError(f"{what} is no number from 1 to 65535, {_SHAPE}") from None
+        raise UsageError(f"{what} is not a number from 1 to 65535, {_SHAPE}") from None
 
 
 def _is_host_name(host: str) -> bool:
-    """Labels of letters, digits, '-' and '_' with dots between them; the root's dot may stand at the end."""
+    """Whether it is labels of letters, digits, '-' and '_' joined by dots; the root's dot may end it."""
     return len(host) <= MAX_HOST and all(map(_LABEL.fullmatch, host.removesuffix(".").split(".")))
 
 
@@ -312,7 +312,7 @@ def _bucket(path: str) -> str:
     if not path:
         return DEFAULT_BUCKET
     if "#" in path:
-        raise UsageError("a connection string has no part behind a '#', options stand behind a '?'")
+        raise UsageError("a connection string has no part after a '#', options come after a '?'")
     bucket = _decoded(path, "the bucket")
     if _BUCKET.fullmatch(bucket) is None or len(bucket) > MAX_BUCKET:
         raise UsageError(
@@ -322,7 +322,7 @@ def _bucket(path: str) -> str:
 
 
 def _decoded(text: str, what: str) -> str:
-    """Percent-decoded; a '%' that starts no code, or bytes that are no UTF-8, are an error."""
+    """Percent-decode a text; a '%' that starts no code, or bytes that are not UTF-8, are an error."""
     if re.search(r"%(?![0-9A-Fa-f]{2})", text):
         raise UsageError(f"{what} has a '%' that starts no code, write a percent sign as %25")
     try:

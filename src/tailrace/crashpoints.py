@@ -1,7 +1,7 @@
 """Named places at which a test can kill the process, to show that nothing is lost there.
 
-``TAILRACE_CRASH_AT=mirror.after-commit:3`` ends the process hard, as kill -9 does, when it comes to that
-place for the third time. Without the variable a crash point costs one comparison."""
+``TAILRACE_CRASH_AT=mirror.after-commit:3`` ends the process hard, as kill -9 does, when it reaches that place
+for the third time. Without the variable a crash point costs one comparison."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ CRASH_POINTS = (
     "mirror.before-cleaning",
 )
 """Every name that may be given, in the order in which a batch of the source or a round of the mirror reaches
-them (in-recovery: at the start). A misspelt name would make a test that can't fail."""
+them (in-recovery: at the start). Others are refused: a misspelt name would make a test that can't fail."""
 
 TABLE_CRASH_POINTS = (
     *("table.in-mask", "table.before-commit", "table.after-commit"),
     *("table.in-checkpoint", "table.in-cleaning"),
 )
-"""The places at which a table is written, by whomever."""
+"""The places at which a table is written, by any writer."""
 
 _AT, _, _COUNT = os.environ.get("TAILRACE_CRASH_AT", "").partition(":")
 if _AT and _AT not in CRASH_POINTS + TABLE_CRASH_POINTS:

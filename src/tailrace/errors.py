@@ -2,43 +2,43 @@
 
     TailraceError
     ├── ProtocolError                   bytes or messages that break the protocol
-    │   ├── LocalProtocolError          ... and it was us: the caller asked for something illegal
-    │   └── RemoteProtocolError         ... and it was the peer
+    │   ├── LocalProtocolError          ... by us: the caller asked for something illegal
+    │   └── RemoteProtocolError         ... by the peer
     │       ├── FramingError            no frame can be found in the bytes; the connection is lost
     │       │   └── FrameTooLarge       a header announces more than the limit
     │       └── MalformedMessage        a whole frame, but not what its opcode asks for
     ├── StatusError                     the peer answered with a status that is not success
-    ├── ConnectError                    the peer can't be reached or went away for good
+    ├── ConnectError                    the peer can't be reached or is gone for good
     │   ├── LoginError                  ... or refuses the login
     │   │   └── NoSuchBucket            ... or has no such bucket, or none for this user
     │   ├── NotPersistedYet             ... or has changes that not every copy has on disk yet
-    │   └── OutOfReach                  ... or was tried for as long as somebody wanted to wait
+    │   └── OutOfReach                  ... or did not answer in the time that we may wait
     ├── StoreError                      the data directory can't do what was asked
-    │   ├── StoreLocked                 another process has it
+    │   ├── StoreLocked                 another process has it open
     │   ├── StoreCorrupt                a checksum or a size is wrong; names the file
     │   ├── StoreTooNew                 written by a newer Tailrace; left untouched
     │   ├── DocumentRefused             a document or vbucket can't do that; has the status to answer
     │   ├── RollbackImpossible          that seqno's history is gone; names the lowest possible one
-    │   ├── MergeCancelled              a merge was broken off for something more urgent; nobody sees it
+    │   ├── MergeCancelled              a merge was stopped for something more urgent; nobody sees it
     │   ├── MergeProcessLost            the process of a merge died; the node does the merge itself
     │   └── NotDurable                  a file was replaced, but a power cut may bring the old one back
     ├── TableError                      a mirrored table can't do what was asked
     │   ├── StorageError                its store can't be reached, or refuses
-    │   ├── TableDamaged                a file of it is gone or is not what was written; names the file
-    │   ├── UnknownFeature              it asks of its readers or writers what is not known here
+    │   ├── TableDamaged                one of its files is gone or not what was written; names the file
+    │   ├── UnknownFeature              it requires something that is not known here
     │   ├── Fenced                      another mirror has taken it over
-    │   ├── TableChanged                somebody else's commit came between; compute again
-    │   ├── ForeignRows                 somebody who is no mirror changed its rows
-    │   ├── BucketReplaced              its bucket was deleted and made again
+    │   ├── TableChanged                somebody else's commit came in between; compute again
+    │   ├── ForeignRows                 something other than a mirror changed its rows
+    │   ├── BucketReplaced              its bucket was deleted and created again
     │   └── TokensNotHeld               it does not hold changes that somebody waits for
-    ├── GroupFenced                     a reader was given up by the others of its group
-    ├── ChangesTakenBack                the bucket took changes back, and the query was told to fail then
+    ├── GroupFenced                     the other readers of a group have given up this one
+    ├── ChangesTakenBack                the bucket took changes back, and the query is to fail then
     ├── DataLoss                        changes were purged before the query read them
     ├── SparkLost                       Spark's Java process is gone
     ├── InputError                      a file that a command reads is not what it should be; names the place
     └── UsageError                      an option, an offset or a setting is wrong
 
-Three more only become answers on the wire and never leave a node: `StreamRefused`, a `RemoteProtocolError` of
+Three more become answers on the wire and never leave a node: `StreamRefused`, a `RemoteProtocolError` of
 ``protocol/dcp/stream_request.py``; `SubdocError`, a `MalformedMessage` of ``server/subdoc.py``; and `Refused`
 of ``server/call.py``.
 
@@ -95,10 +95,10 @@ class TailraceError(Exception):
     """The base of all errors that Tailrace raises on purpose."""
 
     def bare(self) -> Self:
-        """Itself, to be raised again where people see it: with no traceback and no causes.
+        """The error itself, without traceback and causes, to be raised again where people see it.
 
-        The text says what is wrong and what to do. How it went through callbacks, threads and processes is of
-        no use to anybody but for errors of the protocol, which keep it.
+        The text says what is wrong and what to do. The path through callbacks, threads and processes is of no
+        use to anybody, except for errors of the protocol, which keep it.
         """
         if isinstance(self, ProtocolError):
             return self
@@ -120,7 +120,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class FramingError(RemoteProtocolError):
-    """The bytes are no frame; there is no way to find the next one, so the connection must close."""
+    """The bytes are not a frame; there is no way to find the next one, so the connection must close."""
 
 
 class FrameTooLarge(FramingError):
@@ -164,7 +164,7 @@ class StatusError(TailraceError):
 
 
 class ConnectError(TailraceError):
-    """The peer can't be reached, or the connection was lost and could not be taken up again."""
+    """The peer can't be reached, or the connection was lost and could not be restored."""
 
 
 class LoginError(ConnectError):
@@ -172,15 +172,15 @@ class LoginError(ConnectError):
 
 
 class NoSuchBucket(LoginError):
-    """The server has no such bucket, or none for this user; one that has just started may get it yet."""
+    """The server has no such bucket, or none for this user; one that has just started may get it later."""
 
 
 class NotPersistedYet(ConnectError):
-    """Changes wait until every copy has them on disk, for longer than the reader wants to; says for whom."""
+    """Not every copy got changes to disk in the time that the reader waits; says what is missing."""
 
 
 class OutOfReach(ConnectError):
-    """Nobody answered for as long as somebody wanted to wait: another attempt is not made."""
+    """Nobody answered in the time that we may wait; no further attempt is made."""
 
 
 class StoreError(TailraceError):
@@ -232,15 +232,15 @@ class RollbackImpossible(StoreError):
 
 
 class MergeCancelled(StoreError):
-    """A merge was broken off because something more urgent came."""
+    """A merge was stopped because something more urgent came up."""
 
 
 class MergeProcessLost(StoreError):
-    """The process of a merge did not come to an end; what it has written is worth nothing."""
+    """The process of a merge did not finish; what it has written is useless."""
 
 
 class NotDurable(StoreError, OSError):
-    """A file was replaced, but which of both contents a power cut leaves is not known."""
+    """A file was replaced, but a power cut may leave either the old content or the new."""
 
 
 class TableError(TailraceError):
@@ -248,7 +248,7 @@ class TableError(TailraceError):
 
 
 class StorageError(TableError):
-    """The store of a table can't be reached, or refuses what was asked; one line without secrets."""
+    """The store of a table can't be reached, or refuses a request; one line without secrets."""
 
 
 class TableDamaged(TableError):
@@ -256,7 +256,7 @@ class TableDamaged(TableError):
 
 
 class UnknownFeature(TableError):
-    """The table asks of its readers or writers what is not known here."""
+    """The table requires of its readers or writers something that is not known here."""
 
 
 class Fenced(TableError):
@@ -264,15 +264,15 @@ class Fenced(TableError):
 
 
 class TableChanged(TableError):
-    """Somebody else committed in between; what was to be committed must be computed again."""
+    """Somebody else committed in between; the commit must be computed again."""
 
 
 class ForeignRows(TableError):
-    """Somebody who is no mirror changed rows, so that the table is no longer a state of the bucket."""
+    """Something other than a mirror changed rows, so the table is no longer a state of the bucket."""
 
 
 class BucketReplaced(TableError):
-    """A table's bucket was deleted and made again; nothing of the table is in the one that is there now."""
+    """A table's bucket was deleted and created again; the rows are not those of the new one."""
 
     def __init__(self, table: str, bucket: str, known: str, now: str) -> None:
         super().__init__(table, bucket, known, now)
@@ -290,7 +290,7 @@ class BucketReplaced(TableError):
 
 
 class ChangesTakenBack(TailraceError):
-    """The bucket took changes back, and the query was told to fail then."""
+    """The bucket took changes back, and the query is to fail in that case."""
 
 
 class DataLoss(TailraceError):
@@ -302,7 +302,7 @@ class SparkLost(TailraceError):
 
 
 class TokensNotHeld(TableError):
-    """A table does not hold changes: the bucket took them back, or the time to wait is over."""
+    """A table does not hold changes: the bucket took them back, or the time to wait is up."""
 
     def __init__(self, tokens: list[str], lost: bool = False) -> None:
         super().__init__(tokens, lost)
@@ -317,7 +317,7 @@ class TokensNotHeld(TableError):
 
 
 class GroupFenced(TailraceError):
-    """A reader of a group was away for too long: others have its vbuckets now, and it may save nothing."""
+    """A reader was away from its group for too long: others have its vbuckets now, and it can't save."""
 
     def __init__(self, member: str) -> None:
         super().__init__(member)

@@ -1,10 +1,10 @@
 """Every write, sync, rename and unlink of Tailrace happens in this module, so that faults can be injected
 here.
 
-`Files` is a small tree of append-only files with two homes: `DiskFiles` is a directory, `MemoryFiles` is the
-memory of this process (and, as such, the whole of ``tailrace serve --memory``).
-`tailrace.testing.faulty_files` has a third that loses power. Nothing is ever written in place: a file grows
-at its end until it is synced, or is replaced as a whole.
+`Files` is a small tree of append-only files with two homes: `DiskFiles` is a directory, `MemoryFiles` the
+memory of this process (all that ``tailrace serve --memory`` has). `tailrace.testing.faulty_files` has a third
+that loses power. Nothing is ever written in place: a file grows at its end until it is synced, or is replaced
+as a whole.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ __all__ = [
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 IOV_MAX = 1024
-# Who may read what is written, before the umask: a node's documents are its own, an export is the user's.
+# File modes, before the umask: a node's documents are private, an export is the user's.
 _PRIVATE, _SHARED = 0o600, 0o666
 
 
 class File(Protocol):
-    """An open file. It stays readable after it was unlinked, until it is closed or forgotten."""
+    """An open file. It stays readable after it is unlinked, until it is closed or dropped."""
 
     path: str
 
@@ -61,12 +61,12 @@ class File(Protocol):
         ...
 
     def append(self, parts: Iterable[Buffer]) -> None:
-        """Write at the end; whole, or an OSError after which the end of the file is undefined."""
+        """Write everything at the end; after an OSError the end of the file is undefined."""
         ...
 
     def sync(self) -> None:
-        """All bytes and the size are on disk when this returns. After an error they may never be: give the
-        file up.
+        """All bytes and the size are on disk when this returns. After an error they may never get there: give
+        the file up.
         """
         ...
 
@@ -87,17 +87,17 @@ class Files(Protocol):
     """
 
     def lock(self, path: str) -> None:
-        """Take the tree for this process until `unlock`; StoreLocked if another has it."""
+        """Reserve the tree for this process until `unlock`; StoreLocked if another has it."""
         ...
 
     def unlock(self) -> None: ...
 
     def names(self, directory: str) -> list[str]:
-        """What is in a directory, sorted; empty if there is none."""
+        """The names in a directory, sorted; empty if there is no such directory."""
         ...
 
     def create(self, path: str) -> File:
-        """A new file to append to; FileExistsError if it is there."""
+        """A new file to append to; FileExistsError if it exists."""
         ...
 
     def open(self, path: str) -> File:
@@ -113,7 +113,7 @@ class Files(Protocol):
     def unlink(self, path: str) -> None: ...
 
     def make_directory(self, path: str) -> None:
-        """Durable when it returns, with all that lie above it; no error if it is there."""
+        """Make a directory, durable when this returns, and those above it; no error if it exists."""
         ...
 
     def remove_directory(self, path: str) -> None: ...
@@ -121,7 +121,7 @@ class Files(Protocol):
     def sync_directory(self, path: str) -> None: ...
 
     def replace(self, path: str, data: bytes) -> None:
-        """Write a whole file at once: after a crash it has either the old content or the new.
+        """Write a whole file atomically: after a crash it has either the old content or the new.
 
         NotDurable if it is replaced but the old content may come back; another OSError if it is not replaced.
         """
@@ -129,7 +129,7 @@ class Files(Protocol):
 
 
 def replace_file(files: Files, path: str, data: bytes) -> None:
-    """How every home does `Files.replace`: write beside, sync, rename, sync the directory."""
+    """`Files.replace` for every home: write beside, sync, rename, sync the directory."""
     beside = path + ".new"
     with contextlib.suppress(FileNotFoundError):
         files.unlink(beside)
@@ -147,7 +147,7 @@ def replace_file(files: Files, path: str, data: bytes) -> None:
 
 
 def _write_new(files: Files, path: str, data: bytes) -> None:
-    """A file that is not there yet, with its content on disk; its name may be gone after a power cut."""
+    """Write a new file with its content on disk; its name may be gone after a power cut."""
     file = files.create(path)
     try:
         file.append([data])
@@ -157,10 +157,10 @@ def _write_new(files: Files, path: str, data: bytes) -> None:
 
 
 def put_file(files: Files, path: str, data: bytes, *, beside: str) -> bool:
-    """Write a whole file under a name that must be free; whether it was. Durable when it returns, and nobody
-    sees a part of it. ``beside`` is the name to write it under first: no other writer may use the same.
+    """Write a whole file under a name that must be free; whether it was. Durable when it returns, and never
+    visible in part. ``beside`` is the name to write it under first, which no other writer may use.
 
-    An OSError says that the file is not there, `NotDurable` that it is but may be gone after a power cut.
+    After an OSError the file is not there; after `NotDurable` it is, but may be gone after a power cut.
     """
     try:
         _write_new(files, beside, data)
@@ -181,8 +181,8 @@ def put_file(files: Files, path: str, data: bytes, *, beside: str) -> bool:
 def atomic_write(path: str | os.PathLike[str], data: bytes, *, private: bool = False) -> None:
     """Write a whole file anywhere on disk: write beside, sync, rename, sync the directory.
 
-    It may be read by whom the user's umask says, or only by the user if it is ``private``. What is no file
-    (`_written_through`) gets the bytes and stays what it is.
+    The user's umask says who may read it; if it is ``private``, only the user. A device or pipe
+    (`_written_through`) is written to and not replaced.
     """
     target = Path(path)
     if _written_through(target):
@@ -194,7 +194,7 @@ def atomic_write(path: str | os.PathLike[str], data: bytes, *, private: bool = F
 
 
 def _written_through(path: Path) -> bool:
-    """Whether this is a device or a pipe: a rename would put a file in its place, for everybody."""
+    """Whether this is a device or a pipe, which a rename would replace by a file, for everybody."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -215,7 +215,7 @@ def _open_through(path: Path) -> Iterator[FileWriter]:
 
 @contextlib.contextmanager
 def _error_names(path: Path) -> Iterator[None]:
-    """An error of writing a file does not say of itself which one it is."""
+    """Add the file's name to errors while writing it, which lack one."""
     try:
         yield
     except OSError as error:
@@ -229,8 +229,8 @@ def whole_file(path: str | os.PathLike[str], *, keep: bool = False) -> Iterator[
     """A file anywhere on disk that is written piece by piece and appears when it is whole.
 
     It is written beside, synced and renamed at the end of the block; after an error nothing of it is left,
-    unless something was written that is worth to ``keep``. What is no file (`_written_through`) gets the
-    bytes at once and stays what it is.
+    unless something was written and ``keep`` is set. A device or pipe (`_written_through`) is written to
+    directly and not replaced.
     """
     target = Path(path)
     if _written_through(target):
@@ -269,7 +269,7 @@ def whole_file_in(files: Files, path: str, *, keep: bool = False) -> Iterator[Fi
 
 
 class FileWriter:
-    """A `File` as Python's and Arrow's writers want it: something to write to."""
+    """A `File` with the interface that Python's and Arrow's writers need."""
 
     closed = False
 
@@ -310,16 +310,16 @@ class FileWriter:
         return False
 
     def flush(self) -> None:
-        """Nothing is kept back here."""
+        """Nothing is buffered here."""
 
     def close(self) -> None:
         """The file is closed at the end of its block."""
 
 
 def write_scratch(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> int:
-    """A file that need not survive this machine's next start: whole or not at all, never synced; its size.
+    """Write a file that need not survive a reboot: whole or not at all, never synced; its size.
 
-    ``write`` gets the open file, so that what is large is not put together in memory first.
+    ``write`` gets the open file, so that large content need not be assembled in memory.
     """
     target = Path(path)
     beside = target.with_name(f"{target.name}.part")
@@ -335,7 +335,7 @@ def write_scratch(path: str | os.PathLike[str], write: Callable[[BinaryIO], obje
 
 
 def scratch_file() -> BinaryIO:
-    """A file without a name, in `scratch_folder`: it is gone when it is closed, or its process ends."""
+    """A file without a name, in `scratch_folder`: it is gone when it is closed or its process ends."""
     return cast("BinaryIO", tempfile.TemporaryFile(prefix="tailrace-", dir=scratch_folder()))
 
 
@@ -344,10 +344,10 @@ def scratch_folder() -> Path:
     return Path(tempfile.gettempdir())
 
 
-# what not every system has: macOS lacks fdatasync, Windows all of it
+# calls that not every system has: macOS lacks fdatasync, Windows all of them
 
 _PLAIN: int = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-"""Not for the processes that we start, and no line ends made of bytes."""
+"""Not inherited by the processes that we start, and no conversion of line ends."""
 _seeking = threading.Lock()
 
 
@@ -360,7 +360,7 @@ def _seek_and_read(fd: int, size: int, offset: int) -> bytes:
 def _write_some(fd: int, parts: list[memoryview]) -> int:
     if hasattr(os, "writev"):
         return os.writev(fd, parts)
-    with _seeking:  # a file only grows at its end, wherever it was read
+    with _seeking:  # the file is open for appending, so seeks of readers don't matter
         return os.write(fd, b"".join(parts))
 
 
@@ -421,7 +421,7 @@ class DiskFile:
             done += count
 
     def fileno(self) -> int:
-        """For another process that is to write it."""
+        """The descriptor, for another process that is to write the file."""
         return self._fd
 
     def close(self) -> None:
@@ -434,18 +434,18 @@ class DiskFile:
 
 
 class DiskFiles:
-    """A directory. Files that are made there have this ``mode``, the documents of a node nobody else's."""
+    """A directory. New files get this ``mode``; by default only their owner may read them."""
 
     def __init__(self, root: str | os.PathLike[str], *, mode: int = _PRIVATE) -> None:
         self.root = Path(root)
         self._mode = mode
-        self._directory_mode = mode | mode >> 2 & 0o111  # who may read a directory may enter it
+        self._directory_mode = mode | mode >> 2 & 0o111  # whoever may read a directory may enter it
         self._lock: BaseFileLock | None = None
 
     def lock(self, path: str) -> None:
         from filelock import FileLock, Timeout
 
-        # of the process, not of a thread: whoever opens a store need not be the one who closes it
+        # a lock of the process, not of a thread: a store may be closed by another thread than opened it
         lock = FileLock(self.root / path, mode=_PRIVATE, thread_local=False)
         try:
             lock.acquire(timeout=0)
@@ -517,7 +517,7 @@ class DiskFiles:
 
 
 class MemoryFile:
-    """A file that goes when the last one forgets it."""
+    """A file in memory; it is gone when the last reference is."""
 
     __slots__ = ("_data", "path")
 
@@ -537,7 +537,7 @@ class MemoryFile:
         pass
 
     def read(self, size: int, offset: int) -> bytes:
-        # Two slices would copy twice; a view must not live on, or the bytearray could no longer grow.
+        # Slicing twice would copy twice; a view must not live on, or the bytearray could not grow any more.
         with memoryview(self._data) as view:
             data = bytes(view[offset : offset + size])
         if len(data) != size:
@@ -555,9 +555,7 @@ class MemoryFile:
 
 
 class MemoryFiles:
-    """Files in the memory of this process; a second store on the same object finds what the first one
-    left.
-    """
+    """Files in the memory of this process; a second store on the same object finds what the first left."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytearray] = {}
@@ -603,10 +601,10 @@ class MemoryFiles:
             raise FileNotFoundError(errno.ENOENT, "no such file", path) from None
 
     def make_directory(self, path: str) -> None:
-        """A directory is there as soon as a file is in it."""
+        """Nothing to do: a directory exists while a file is in it."""
 
     def remove_directory(self, path: str) -> None:
-        """... and goes with its last file."""
+        """Nothing to do: a directory goes with its last file."""
 
     def sync_directory(self, path: str) -> None:
         pass
@@ -617,7 +615,7 @@ class MemoryFiles:
 
 def _sync_directory(path: Path) -> None:
     if not hasattr(os, "O_DIRECTORY"):
-        return  # Windows, where directories are not opened, and names are durable with the file system's log
+        return  # Windows can't open directories, and its file system's log makes names durable
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _PLAIN)
     try:
         os.fsync(fd)
@@ -630,12 +628,12 @@ def _too_short(path: str, end: int) -> StoreCorrupt:
 
 
 def remove_tree(path: str | os.PathLike[str]) -> None:
-    """Remove a folder with all that is in it, as far as that goes."""
+    """Remove a folder with everything in it, as far as possible."""
     shutil.rmtree(path, ignore_errors=True)
 
 
 def user_folder() -> Path:
-    """A folder among the system's temporary files that is this user's alone."""
+    """A folder among the system's temporary files that belongs to this user alone."""
     user = os.getuid() if hasattr(os, "getuid") else 0
     place = Path(tempfile.gettempdir()) / f"tailrace-{user}"
     place.mkdir(mode=0o700, exist_ok=True)

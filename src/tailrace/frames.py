@@ -1,7 +1,7 @@
-"""DCP frames in bulk: many of one vbucket in one buffer, worked on by numpy and not one by one.
+"""DCP frames in bulk: many of one vbucket in one buffer, processed by numpy and not one by one.
 
-The store hands out its changes as `Chunk`s and producers send them on. What both have to know about the bytes
-of many frames at once is here, where neither has to load the other.
+The store hands out its changes as `Chunk`s and producers send them on. What both need to know about the bytes
+of many frames is here, so that neither has to load the other.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ Offsets: TypeAlias = "npt.NDArray[np.int64]"
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
 CHUNK_BYTES = 1536 << 10
-"""What is read from the store at once, and what a block of a segment has: chunks of a third of
-that size take a third longer per byte, because the receiver is woken three times as often.
+"""How much is read from the store in one go, and the size of a segment's block: chunks of a third of that
+take a third longer per byte, because the receiver is woken three times as often.
 """
 
 OPCODE_AT = HEADER_LAYOUT.at("opcode")
-"""Where the byte that names a frame's message stands in it."""
+"""The offset of a frame's opcode."""
 _EXTRAS_LENGTH_AT = HEADER_LAYOUT.at("extras_length")
 _OPAQUE = HEADER_LAYOUT.field("opaque")
 _SEQNO = (HEADER_LAYOUT + MUTATION).field("by_seqno")
-"""Every change begins its extras with it."""
+"""The extras of every change begin with it."""
 _LEB128_BYTES = 5
 _LONG_RUN_BYTES = 512
-"""From here on a copy of each run is faster than a mask over all bytes."""
+"""From this size on, copying each run is faster than a mask over all bytes."""
 
 
 class Trait(IntFlag):
-    """What a frame is, or what the frames of a chunk are together: none set means plain default-collection
-    mutations.
+    """What a frame is, or what the frames of a chunk are together: none set means plain mutations of the
+    default collection.
     """
 
     DELETION = 0x01
@@ -78,7 +78,7 @@ class Chunk(NamedTuple):
 
 
 def field_everywhere(data: Bytes, field: Field) -> npt.NDArray[Any]:
-    """A field of the frame that would begin at each offset, aligned or not, without a copy: index it with the
+    """A field of the frame that would begin at each byte, aligned or not, without a copy: index it with the
     offsets at which frames do begin.
     """
     count = max(len(data) - field.offset - field.size + 1, 0)
@@ -86,12 +86,12 @@ def field_everywhere(data: Bytes, field: Field) -> npt.NDArray[Any]:
 
 
 def set_opaques(data: Bytes, offsets: Offsets, opaque: int) -> None:
-    """Give every frame this opaque, where it has 0 as all frames of a store."""
+    """Give every frame this opaque; until then it is 0, as in all frames of a store."""
     written = opaque.to_bytes(4, "big")
     if written.count(0) < 2:
         field_everywhere(data, _OPAQUE)[offsets] = opaque
         return
-    # Most are small numbers, vbuckets or counters: one byte takes a third of the time of four unaligned ones.
+    # Most are small numbers, vbuckets or counters: writing one byte takes a third of the time of all four.
     for place, byte in enumerate(written, _OPAQUE.offset):
         if byte:
             data[place:][offsets] = byte
@@ -125,7 +125,7 @@ def frames_of(data: Bytes, offsets: Offsets, wanted: Mask) -> tuple[Bytes, Offse
     """Only the wanted frames, back to back."""
     ends = np.append(offsets[1:], len(data))
     sizes = (ends - offsets)[wanted]
-    # Neighbours that both stay are one copy: what matters is where wanted and unwanted meet.
+    # Neighbours that both stay are copied together: what matters is where wanted and unwanted meet.
     edges = np.flatnonzero(np.diff(wanted, prepend=False, append=False))
     starts, stops = edges[::2], edges[1::2] - 1
     pieces = [data[a:b] for a, b in zip(offsets[starts].tolist(), ends[stops].tolist(), strict=True)]
@@ -134,9 +134,9 @@ def frames_of(data: Bytes, offsets: Offsets, wanted: Mask) -> tuple[Bytes, Offse
 
 
 def cut_out(data: Bytes, places: Offsets) -> Bytes:
-    """The bytes without the single ones at these (rising) places."""
-    # Arrow's take would be four times as fast, but loading it takes 37 MiB and a tenth of a second, for
-    # readers without collections only.
+    """The bytes without those at these places, in ascending order."""
+    # Arrow's take would be four times as fast, but loading it takes 37 MiB and a tenth of a second, and only
+    # readers without collections come here.
     if len(data) > _LONG_RUN_BYTES * len(places):
         view, done = data.data, 0
         runs = []

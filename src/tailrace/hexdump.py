@@ -1,7 +1,7 @@
-"""Bytes out of text: plain hex, the dumps of xxd, hexdump -C and Wireshark, and drawn packets.
+"""Bytes from text: plain hex, the dumps of xxd, hexdump -C and Wireshark, and drawn packets.
 
-A drawing has rows such as ``  12| 0xde | 0xad | 0xbe | 0xef |``; whole documents that hold drawings may be
-given, everything else in them is passed over.
+A drawing has rows such as ``  12| 0xde | 0xad | 0xbe | 0xef |``; in a document with drawings everything else
+is ignored.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ __all__ = ["HexBlock", "parse"]
 
 
 MAX_UNFOLDED = 256 << 20
-"""Bytes of a dump that leaves out rows which are the same as the one before."""
+"""The largest dump, with the repeated rows that it leaves out put back."""
 
 
 @dataclass(slots=True)
 class HexBlock:
-    """Bytes that stand together in the text, from a line on."""
+    """Bytes that are together in the text, starting at a line."""
 
     line: int
     data: bytes
     whole: bool
     """Whether the text says that these are the bytes of one buffer: a dump or a drawing from offset 0 on.
-    A line of plain hex may be a packet of its own or go on in the next line."""
+    A line of plain hex may be a packet of its own or continue on the next line."""
 
 
 _ROW = re.compile(r"\s*(\d{1,9})\|(.*)\|\s*")
@@ -39,7 +39,7 @@ _SEPARATORS = re.compile(r"0[xX]|\\x|[\s:,;_-]+")
 
 
 def parse(text: str) -> list[HexBlock]:
-    """The bytes in a text, in order; `InputError` names the line that is none of the known forms."""
+    """The bytes in a text, in order; `InputError` names a line that has none of the known forms."""
     lines = text.splitlines()
     if blocks := _drawings(lines):
         return blocks
@@ -67,7 +67,7 @@ def _drawings(lines: Sequence[str]) -> list[HexBlock]:
 
 
 def _dumps(lines: Sequence[str]) -> list[HexBlock]:
-    """Lines that all begin with an offset that counts what came before; else none."""
+    """The blocks of a dump; none if any line does not begin with the offset of its bytes."""
     blocks: list[tuple[int, bytearray]] = []
     row: bytes | None = None
     is_folded = False
@@ -96,7 +96,7 @@ def _dumps(lines: Sequence[str]) -> list[HexBlock]:
 
 
 def _unfold(data: bytearray, row: bytes, end: int, number: int) -> bool:
-    """Put back the rows for which a star stands: those like the one before it, up to the next offset."""
+    """Put back the rows that a star stands for: copies of the row before it, up to the next offset."""
     rows, rest = divmod(end - len(data), len(row))
     if rows <= 0 or rest:
         return False
@@ -107,9 +107,9 @@ def _unfold(data: bytearray, row: bytes, end: int, number: int) -> bool:
 
 
 def _dumped(text: str, *, behind_colon: bool) -> bytes | None:
-    """The bytes of a line of a dump, without the text beside them, which may look like bytes too.
+    """The bytes of a line of a dump, without the text column, which may look like bytes too.
 
-    xxd, which writes a colon behind the offset, has two blanks before the text; the others have three, or a
+    xxd, which writes a colon after the offset, has two blanks before the text; the others have three, or a
     bar, and hexdump -C has two blanks between bytes.
     """
     first = text.lstrip().split("  ", 1)[0]
@@ -128,7 +128,7 @@ def _plain(lines: Sequence[str]) -> list[HexBlock]:
             continue
         if not re.fullmatch(r"[0-9a-fA-F]+", digits):
             raise InputError(
-                f"line {number} is no hex: {line.strip()[:40]!r}, give hex, raw bytes or a capture"
+                f"line {number} is not hex: {line.strip()[:40]!r}, give hex, raw bytes or a capture"
             )
         if len(digits) % 2:
             raise InputError(f"line {number} has {len(digits)} hex digits, a byte needs two")

@@ -7,9 +7,9 @@ the branches of one copy, newest first, each with the seqno after which its chan
      newest          oldest
 
 A vb_uuid is made once. So when two logs hold the same one, both copies hold the same changes up to the end
-that each log gives that branch, and they agree up to the smaller of the two ends. Everything here follows
-from that: the producer's rollback decision (`rollback_seqno`, `upr_rollback_seqno`), what a reader does about
-the answer (`retreat`), and the same conversation held by somebody who knows both sides (`plan`).
+that each log gives that branch: they agree up to the smaller of the two ends. Everything here follows from
+that: the producer's rollback decision (`rollback_seqno`, `upr_rollback_seqno`), what a reader does about the
+answer (`retreat`), and the outcome of both for a caller that knows both sides (`plan`).
 
 Store, producer, client, Spark source and mirror all use this module; the rule is written nowhere else.
 
@@ -46,10 +46,10 @@ __all__ = [
 ]
 
 MAX_ENTRIES = 25
-"""What a log of ours holds unless set otherwise; the oldest entry goes when there is one more."""
+"""How many entries our own logs hold by default; one more drops the oldest."""
 
 MAX_RECEIVED_ENTRIES = 1024
-"""What we take from a peer: the largest number that any of the four documents allows."""
+"""How many we accept from a peer: the largest number that any of the four documents allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,15 @@ class FailoverEntry:
         vb_uuid, seqno = self.vb_uuid, self.seqno
         if type(vb_uuid) is type(seqno) is int and 0 <= vb_uuid <= MAX_U64 and 0 <= seqno <= MAX_U64:
             return
-        # something is wrong with it: say what
+        # something is wrong: find out what
         check_u64(self.vb_uuid, "vb_uuid of a failover entry")
         check_u64(self.seqno, "seqno of a failover entry")
 
 
 class Branch(NamedTuple):
-    """What a log says of one branch: it owns the changes above ``start``, and is followed up to ``upper``.
+    """What a log says of one branch: it owns the changes above ``start``; this copy has those to ``upper``.
 
-    ``upper`` is where the next branch begins, or the high seqno: beyond it this copy's history is another
-    one.
+    ``upper`` is where the next branch begins, or the high seqno: beyond it this copy's history differs.
     """
 
     start: int
@@ -81,10 +80,10 @@ class Branch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FailoverLog:
-    """The branches of one copy of a vbucket, newest first; at least one. Changing it gives a new log.
+    """The branches of one copy of a vbucket, newest first; at least one. Immutable: changes give a new log.
 
     A peer's log is kept as it came, in any order and with any vb_uuid: the documents' own examples are out of
-    order. Logs that we make ourselves have falling seqnos and few entries (`MAX_ENTRIES`).
+    order. Logs that we make ourselves have descending seqnos and few entries (`MAX_ENTRIES`).
     """
 
     entries: tuple[FailoverEntry, ...]
@@ -115,7 +114,7 @@ class FailoverLog:
     # How a log grows and shrinks.
 
     def branched_at(self, seqno: int, vb_uuid: int, *, max_entries: int = MAX_ENTRIES) -> FailoverLog:
-        """A new branch that goes on after ``seqno``: the vbucket became active, or what followed may be lost.
+        """Begin a new branch after ``seqno``: the vbucket became active, or what followed may be lost.
 
         For a promotion ``seqno`` is the end of the last complete snapshot. Branches that began above it
         belong to a history that this copy no longer has.
@@ -137,7 +136,7 @@ class FailoverLog:
     def cleaned(self) -> FailoverLog | None:
         """What can be believed of a stored log: no vb_uuid 0, no entry above the newer one before it.
 
-        None if that is nothing; the vbucket then needs a new branch.
+        None if nothing is left; the vbucket then needs a new branch.
         """
         kept: list[FailoverEntry] = []
         for entry in self.entries:
@@ -153,7 +152,7 @@ class FailoverLog:
     # What a log knows.
 
     def branch_of(self, seqno: int) -> int:
-        """The vb_uuid on which change ``seqno`` was made: the newest entry that lies below it.
+        """The vb_uuid of the branch on which change ``seqno`` was made: that of the newest entry below it.
 
         0 ("no history") for a change older than the oldest entry that is left.
         """
@@ -175,7 +174,7 @@ class FailoverLog:
     def branches(self, high_seqno: int) -> dict[int, Branch]:
         """Every branch by its vb_uuid, newest first; if a peer sends one twice, the older entry counts.
 
-        vb_uuid 0 names none, even where a peer sends it.
+        vb_uuid 0 names no branch, even if a peer sends it.
         """
         by_uuid: dict[int, Branch] = {}
         upper = high_seqno
@@ -186,18 +185,18 @@ class FailoverLog:
         return by_uuid
 
     def range_of(self, vb_uuid: int, high_seqno: int) -> Branch | None:
-        """Where a branch begins and how far this copy followed it; None if the log doesn't know it."""
+        """Where a branch begins and how far this copy follows it; None if it is not in the log."""
         return self.branches(high_seqno).get(vb_uuid)
 
     # Forms.
 
     def to_bytes(self) -> bytes:
-        """The value of a failover log response: 16 bytes an entry, newest first."""
+        """The value of a failover log response: 16 bytes per entry, newest first."""
         return encode_failover_log([(entry.vb_uuid, entry.seqno) for entry in self.entries])
 
     @classmethod
     def from_bytes(cls, value: bytes) -> FailoverLog:
-        """Reads a failover log response; order and vb_uuids are taken as they come."""
+        """Read a failover log response; order and vb_uuids are kept as they come."""
         pairs = decode_failover_log(value)
         if len(pairs) > MAX_RECEIVED_ENTRIES:
             raise MalformedMessage(f"a failover log has {len(pairs)} entries, above {MAX_RECEIVED_ENTRIES}")
@@ -209,7 +208,7 @@ class FailoverLog:
 
     @classmethod
     def from_json(cls, value: object) -> FailoverLog:
-        """Reads `to_json`'s form. Whether it can be believed is the question of `cleaned`."""
+        """Read the form of `to_json`; use `cleaned` for what can be believed of it."""
         if not isinstance(value, list):
             raise UsageError("a failover log must be an array")
         return cls.of(_pair_from_json(member) for member in value)
@@ -247,13 +246,13 @@ def rollback_seqno(
     when it goes back. ``filtered_high_seqno`` is the last seqno of the collections that a filtered stream
     asks for.
 
-    The rule is as sound as the request: ``seqno == snapshot_start`` counts as nothing received of the
-    snapshot. A `Position` that was kept by `Position.received` says that only when it is true.
+    The rule is only as sound as the request: ``seqno == snapshot_start`` means that nothing of the snapshot
+    was received. A `Position` that was kept by `Position.received` says so only when it is true.
     """
     if request.seqno == 0 and not (strict_vb_uuid and request.vb_uuid):
         return None
     # Deletions up to the purge seqno are gone: a reader below it would keep what they deleted, unless it saw
-    # the vbucket after that very purge, or nothing that it asked for lies above it.
+    # the vbucket after that same purge, or nothing that it asks for lies above its position.
     if (
         0 < request.seqno < purge_seqno
         and client_purge_seqno != purge_seqno
@@ -273,8 +272,8 @@ def upr_rollback_seqno(
 ) -> int | None:
     """The same decision for both UPR drafts, whose requests have no snapshot range.
 
-    A draft's reader resumes only from the end of a snapshot, so its position is exact. The drafts know no
-    purge; a producer that purges gives its seqno all the same, since rolling back to 0 is an answer in both.
+    A draft's reader resumes only from the end of a snapshot, so its position is exact. The drafts have no
+    purge; a producer that purges passes its seqno all the same, since both allow a rollback to 0.
     """
     request = Position.at(vb_uuid, start_seqno)
     return rollback_seqno(request, log, high_seqno=high_seqno, purge_seqno=purge_seqno)
@@ -287,7 +286,7 @@ def claims(position: Position, log: FailoverLog) -> Iterator[Position]:
     """``position`` under each vb_uuid that is true of it: its own, then the others of its log, newest first.
 
     A branch that begins at or above all that the reader depends on has given it nothing yet; then the branch
-    before is as good a name, and a producer that missed a failover or two may know only that one.
+    before is just as true, and a producer that missed a failover or two may know only that one.
     """
     yield position
     branches = log.branches(position.reach)
@@ -301,8 +300,8 @@ def claims(position: Position, log: FailoverLog) -> Iterator[Position]:
 class Retreat:
     """What a reader does after a rollback answer: undo all above ``undo_to``, then ask for ``position``.
 
-    ``undo_to`` is None when nothing has to be undone because only another vb_uuid is tried. ``log`` is what
-    is left of the reader's log; the next accepted request replaces it.
+    ``undo_to`` is None if only another vb_uuid is tried and nothing has to be undone. ``log`` is what is left
+    of the reader's log; the next accepted request replaces it.
     """
 
     position: Position
@@ -320,14 +319,14 @@ def retreat(
 ) -> Retreat:
     """The reader's answer to a producer that asks to roll ``sent`` back to ``rollback_to``.
 
-    ``exact_points`` are seqnos of its own past at which the reader was exact and to which it can return
-    (table versions, snapshot ends). The seqno that the producer names is only an upper bound: a reader that
-    dropped just what lies above it would still lack what was folded away below. So it goes to an exact
-    point at or below, at worst to the beginning, and resumes from there. The start of a snapshot that it has
-    only a part of is such a point too, unless (``only_points``) those given are the only ones.
+    ``exact_points`` are earlier seqnos at which the reader was exact and to which it can return (table
+    versions, snapshot ends). The seqno that the producer names is only an upper bound: a reader that dropped
+    just what lies above it would still lack what was folded away below. So it goes to an exact point at or
+    below, at worst to the beginning, and resumes from there. The start of a snapshot that it has only a part
+    of is such a point too, unless those given are the only ones (``only_points``).
 
     Each answer leads strictly down (a lower seqno, or the same with an older branch), so any series of
-    rollbacks ends, also when a producer asks for the very seqno that it was asked for.
+    rollbacks ends, even if a producer names the same seqno that it was asked for.
     """
     if rollback_to > sent.seqno or sent == Position.BEGINNING:
         raise MalformedMessage(f"a rollback from seqno {sent.seqno} to {rollback_to} leads nowhere")
@@ -338,12 +337,12 @@ def retreat(
     if target == 0:
         return Retreat(Position.BEGINNING, None, 0)
     left = log and log.up_to(rollback_to)
-    # A producer that names a seqno above 0 knows the branch that was sent: good where nothing else is left.
+    # A producer that names a seqno above 0 knows the branch that was sent: use it if nothing else is left.
     return Retreat(Position.at(left.newest.vb_uuid if left else sent.vb_uuid, target), left, target)
 
 
 def _older_claim(sent: Position, log: FailoverLog) -> Retreat | None:
-    """The next older vb_uuid for the same place: rollback to 0 may only mean that the sent one is unknown."""
+    """The same place under the next older vb_uuid: rollback to 0 may just mean that this one is unknown."""
     index = next((i for i, entry in enumerate(log.entries) if entry.vb_uuid == sent.vb_uuid), None)
     if index is None or index + 1 == len(log.entries) or sent.reach > log.entries[index].seqno:
         return None
@@ -351,7 +350,7 @@ def _older_claim(sent: Position, log: FailoverLog) -> Retreat | None:
     return Retreat(sent.on_branch(older.newest.vb_uuid), older, None)
 
 
-# Somebody who knows both sides: the mirror before it asks, and `tailrace plan`.
+# Both sides known: for the mirror before it asks, and for `tailrace plan`.
 
 
 class Action(StrEnum):
@@ -369,10 +368,10 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do, from which of the positions that were given, and what to ask for.
+    """What to do, from which of the given positions, and what to ask for.
 
-    ``request`` is ``base`` under a vb_uuid that the producer knows; it is accepted as long as the producer
-    stays as it is.
+    ``request`` is ``base`` under a vb_uuid that the producer knows; it is accepted while the producer stays
+    as it is.
     """
 
     action: Action
@@ -392,11 +391,11 @@ def plan(
     purge_seqno: int = 0,
     earlier: Iterable[Position] = (),
 ) -> Plan:
-    """What a restart from ``held`` will come to, with the producer's own decision put to each possibility.
+    """What a restart from ``held`` will do: the producer's own decision, applied to each possibility.
 
-    ``earlier`` are exact positions that can be brought back, newest first, each with the vb_uuid that it was
-    committed with. They may lie on branches that were given up since: a producer that has such a branch takes
-    it. ``log`` is the failover log kept with ``held``.
+    ``earlier`` are exact positions that can be restored, newest first, each with the vb_uuid that it was
+    committed with. They may be on branches that were abandoned since: a producer that has such a branch
+    accepts it. ``log`` is the failover log kept with ``held``.
     """
     for position in chain((held,), earlier):
         if position.seqno == 0:

@@ -1,8 +1,8 @@
-"""Large byte strings, put together without holding up other threads.
+"""Large byte strings, assembled without holding up other threads.
 
-A string of 20 MiB is memory that nobody has touched yet, 5,000 pages of it. The system hands them out one by
-one as they are written to, which takes several times as long as the copy: 14 ms against 3. Where it gives
-huge pages to whoever asks, it hands out ten of those instead.
+A new string of 20 MiB is 5,000 pages of untouched memory. The system provides them one by one as they are
+written to, which takes several times as long as the copy: 14 ms against 3. Where huge pages are available on
+request, it provides ten of those instead.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy.typing as npt
 __all__ = ["LARGE_BYTES", "LargeBytes", "gather_large", "join_large", "put_before"]
 
 LARGE_BYTES = 1 << 20
-"""From here on a copy of a value is worth avoiding, or some care."""
+"""From this size on, a copy of a value is worth avoiding, or some care."""
 
 _AT_ONCE = 256 << 10
 _RESERVED = 8
-"""Room is made for at most so many times what has come, however much a peer announces."""
+"""Room is made for at most this many times what has come, however much a peer announces."""
 _HUGE_PAGES: int = getattr(mmap, "MADV_HUGEPAGE", 0)
 _CONTENT_AT = bytes.__basicsize__ - 1
-"""Where the content of a byte string begins in it."""
+"""The offset of a byte string's content in the object."""
 
 
 def _advice() -> Callable[[int, int, int], int] | None:
@@ -38,7 +38,7 @@ def _advice() -> Callable[[int, int, int], int] | None:
 
 
 def _maker() -> Callable[[None, int], bytes]:
-    """What makes a string with room for so many bytes, of which nothing is written yet."""
+    """The function that makes a string with room for a number of bytes, none of them written yet."""
     make = ctypes.PyDLL(None).PyBytes_FromStringAndSize  # not `pythonapi`, whose types all modules share
     make.argtypes, make.restype = (ctypes.c_void_p, ctypes.c_ssize_t), ctypes.py_object
     return make
@@ -60,7 +60,7 @@ def join_large(*parts: bytes | memoryview) -> bytes:
     size = sum(map(len, parts))
     if size < LARGE_BYTES or _advise is None or _new_bytes is None:
         return b"".join(parts)
-    made = _new_bytes(None, size)  # nobody else has it yet, so it may be written to
+    made = _new_bytes(None, size)  # nobody else refers to it yet, so it may be written to
     at = id(made) + _CONTENT_AT
     first, last = -(-at // mmap.PAGESIZE), (at + size) // mmap.PAGESIZE
     # If the system does not follow the advice, it only takes longer.
@@ -71,20 +71,20 @@ def join_large(*parts: bytes | memoryview) -> bytes:
 
 
 def put_before(front: bytes, value: bytes | memoryview) -> bytes:
-    """A value with ``front`` before it; nothing is copied if `LargeBytes` left just that much room for it.
+    """A value with ``front`` before it; the value is not copied if `LargeBytes` left exactly that much room.
 
-    ``front`` begins with another byte than 0, so room that is used is not taken for room again.
+    ``front`` must not begin with a 0 byte, so that used room is not mistaken for free room.
     """
     made = value.obj if isinstance(value, memoryview) else None
     if isinstance(made, bytes) and len(made) == len(front) + len(value) and not made[0]:
-        _copy(front, id(made) + _CONTENT_AT)  # only those who see the value have it, and none sees this
+        _copy(front, id(made) + _CONTENT_AT)  # only views of the value refer to it, and none shows the room
         return made
     return join_large(front, value)
 
 
 def gather_large(parts: Iterable[bytes], size: int) -> npt.NDArray[np.uint8]:
-    """Parts of ``size`` bytes in all, one after the other. Small ones are copied some at a time, and large
-    ones while other threads go on: these would stand still while everything is joined at once.
+    """Join parts of ``size`` bytes in all. Small ones are copied in groups, large ones while other threads
+    run: a plain join would hold those up until it is done.
     """
     made = np.empty(size, np.uint8)
     at, waiting, waiting_bytes = 0, list[bytes](), 0
@@ -111,7 +111,7 @@ def gather_large(parts: Iterable[bytes], size: int) -> npt.NDArray[np.uint8]:
 class LargeBytes:
     """A string of known size that comes in pieces; each piece is copied once, the whole never.
 
-    With ``room`` for what `put_before` will put before it, it is a view.
+    With ``room`` for what `put_before` will add, the value is a view.
     """
 
     __slots__ = ("_first", "_made", "_room", "_size", "_to")
@@ -120,12 +120,12 @@ class LargeBytes:
         self._size = size
         self._room = room
         self._first = io.BytesIO()
-        """What came before there was enough to make room for the rest."""
+        """What came before enough was there to make room for the rest."""
         self._made: bytes | None = None
         self._to = 0
 
     def add(self, piece: bytes | memoryview) -> None:
-        """The next piece; all of them together are no longer than the whole."""
+        """Add the next piece; together they must not be longer than the whole."""
         if self._made is not None:
             self._to = _copy(piece, self._to)
             return

@@ -1,6 +1,6 @@
 """The log: standard logging, one line per event that matters, as text or as JSON.
 
-An event has a name and facts, never a value of a document and never a password:
+An event has a name and facts, which never include a document's value or a password:
 
     log_event(_log, logging.WARNING, "login_refused", user="ada", peer="127.0.0.1:51000")
 
@@ -25,7 +25,7 @@ _MAX_TEXT = 500
 
 
 def log_event(log: logging.Logger, level: int, event: str, **facts: object) -> None:
-    """One line: what happened, and to whom."""
+    """Log one line: what happened, and to whom."""
     if log.isEnabledFor(level):
         log.log(level, "%s", event_text(event, facts), extra={_EVENT: event, _FACTS: facts})
 
@@ -36,7 +36,7 @@ def event_text(event: str, facts: Mapping[str, object]) -> str:
 
 
 def _shown(value: object) -> str:
-    """On one line, whatever a peer has put into it."""
+    """A fact on one line, whatever a peer has put into it."""
     text = str(value)[:_MAX_TEXT]
     if text and text.isprintable() and not set(text) & set(" \"'="):
         return text
@@ -49,18 +49,18 @@ def _time(record: logging.LogRecord) -> str:
 
 
 class _TextLines(logging.Formatter):
-    """Time, level, who says it, what."""
+    """Lines of time, level, logger and message."""
 
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage()
-        if not message.isprintable():  # a peer may have a hand in it, and make a line of its own
+        if not message.isprintable():  # it may have text of a peer, which must not forge a line
             message = json.dumps(message)[1:-1]
         text = f"{_time(record)} {record.levelname} {record.name}: {message}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
 class _JsonObjects(logging.Formatter):
-    """One JSON object a line; each fact of an event is a member."""
+    """One JSON object per line; each fact of an event is a member."""
 
     def format(self, record: logging.LogRecord) -> str:
         event: str | None = getattr(record, _EVENT, None)
@@ -79,12 +79,12 @@ class _JsonObjects(logging.Formatter):
             content.setdefault(name, value if plain else str(value))
         if record.exc_info:
             content["traceback"] = self.formatException(record.exc_info)
-        # in ASCII: a stream with another encoding would add escapes of its own
+        # ASCII: a stream that can't encode more would add escapes of its own
         return json.dumps(content, separators=(",", ":"))
 
 
 def configure_logging(stream: IO[str], level: str, *, as_json: bool) -> None:
-    """Log to a stream: what the package says from this level on, what others say from warnings on."""
+    """Log to a stream: our own records from this level on, those of others from warnings on."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_JsonObjects() if as_json else _TextLines())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

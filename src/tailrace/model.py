@@ -1,14 +1,14 @@
 """The shared vocabulary: a snapshot range, and the position of a reader in a vbucket's history.
 
 A reader is *exact* at a seqno when it holds what the vbucket held at that moment, with nothing missing.
-Inside a snapshot it is not: each key comes only once, with its newest version of the range, so that a version
-which the rest of the snapshot replaces has been folded away and never comes. A failover can lose the
-replacement and bring the folded version back to life. This is why a position is four numbers and not one:
+Inside a snapshot it is not: each key comes only once, in its newest version of the range, so a version that
+the rest of the snapshot replaces has been folded away and never comes. A failover can lose the replacement
+and bring the folded version back to life. This is why a position is four numbers and not one:
 
     exact here                      received up to here           exact again here
     snapshot_start  ──── items ───▶  seqno  ──── still to come ──▶  snapshot_end
 
-Values check themselves: a position that would be nonsense cannot be built.
+Values check themselves: a nonsensical position cannot be built.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ __all__ = [
 
 MAX_U64 = (1 << 64) - 1
 
-# What is taken from a peer. Beyond it a number is refused when it comes: once it is stored, the next change
-# that is numbered from it could not be written. Expiry, delete time and flags may have all of their 32 bits.
+# Limits on what is accepted from a peer. A larger number is refused on arrival: once stored, the next change
+# that is numbered from it could not be written. Expiry, delete time and flags may use all of their 32 bits.
 
 MAX_SEQNO = (1 << 55) - 1
 """The highest seqno of a change, of a snapshot's end, and of a purge. A store numbers changes with 56 bits:
-one that becomes active at this limit has as many left.
+a vbucket that becomes active at this limit has as many seqnos left.
 """
 MAX_REV = (1 << 63) - 1
 """The highest rev seqno that a client may give a document; the versions made here count on from it."""
@@ -53,19 +53,19 @@ MAX_REPLICA_REV = (1 << 64) - (1 << 57)
 MAX_CAS = (1 << 63) - 1
 """The highest CAS; as nanoseconds it is the year 2262."""
 MAX_CLOCK_CAS = 1 << 62
-"""How far the clock of a node follows the CAS of others, the year 2116: what it makes is taken everywhere."""
+"""How far a node's clock follows the CAS of others (the year 2116), so that all peers accept its own CAS."""
 _MAX_VBUCKET = 0xFFFF
 
 
 def check_u64(value: object, what: str) -> int:
-    """``value`` if it is an integer of 64 bits; ``True`` and ``12.0`` are none."""
+    """``value`` if it is an unsigned 64-bit integer; ``True`` and ``12.0`` are not."""
     if type(value) is not int or not 0 <= value <= MAX_U64:
         raise UsageError(f"{what} is {_shown(value)}, but must be an integer from 0 to 2^64-1")
     return value
 
 
 def check_seqno(value: object, what: str) -> int:
-    """``value`` if it is a seqno that a change can have; a position beyond all of them is never reached."""
+    """``value`` if it is a seqno that a change can have; a higher position would never be reached."""
     seqno = check_u64(value, what)
     if seqno > MAX_SEQNO:
         raise UsageError(f"{what} is {seqno}, beyond all seqnos")
@@ -73,7 +73,7 @@ def check_seqno(value: object, what: str) -> int:
 
 
 def parse_u64(text: object, what: str) -> int:
-    """A 64-bit number written as plain decimal digits: the one spelling that we write ourselves.
+    """A 64-bit number in plain decimal digits, the only form that we write ourselves.
 
     ``int()`` alone also takes signs, blanks, ``1_000`` and the digits of every other script.
     """
@@ -95,7 +95,7 @@ class SnapshotRange:
         start, end = self.start, self.end
         if type(start) is type(end) is int and 0 <= start <= end <= MAX_U64:
             return
-        # something is wrong with it: say what
+        # something is wrong: find out what
         check_u64(self.start, "snapshot start")
         check_u64(self.end, "snapshot end")
         if self.start > self.end:
@@ -123,7 +123,7 @@ class Position:
             in_order = 0 <= start <= seqno <= end <= MAX_U64
             if in_order and 0 <= vb_uuid <= MAX_U64:
                 return
-        # something is wrong with it: say what
+        # something is wrong: find out what
         check_u64(self.vb_uuid, "vb_uuid")
         check_u64(self.seqno, "seqno")
         check_u64(self.snapshot_start, "snapshot start")
@@ -135,36 +135,36 @@ class Position:
 
     @classmethod
     def at(cls, vb_uuid: int, seqno: int) -> Position:
-        """An exact position: between two snapshots, or where a reader starts that has seen none.
+        """An exact position: between two snapshots, or the start of a reader that has seen none.
 
-        Also what a draft's Snapshot End and an OSO snapshot's end give: neither carries a range, and both
-        must be taken whole or not at all.
+        A draft's Snapshot End and an OSO snapshot's end also give one: neither carries a range, and both
+        snapshots must be taken whole or not at all.
         """
         return cls(vb_uuid, seqno, seqno, seqno)
 
     @property
     def is_partial(self) -> bool:
-        """Inside a snapshot, with a part received and a part still to come.
+        """Whether it is inside a snapshot, with a part received and a part still to come.
 
-        With ``seqno == snapshot_start`` nothing of the snapshot was received; the reader is exact.
+        With ``seqno == snapshot_start`` nothing of the snapshot has been received, and the reader is exact.
         """
         return self.snapshot_start < self.seqno < self.snapshot_end
 
     @property
     def at_snapshot_end(self) -> bool:
-        """The whole snapshot is here: what is held may be shown, saved or committed."""
+        """Whether the whole snapshot has been received: what is held may be shown, saved or committed."""
         return self.seqno == self.snapshot_end
 
     @property
     def exact_at(self) -> int:
-        """The last seqno at which the reader was exact, and to which it can go back on its own knowledge."""
+        """The last seqno at which the reader was exact, and to which it can go back on its own."""
         return self.snapshot_start if self.is_partial else self.seqno
 
     @property
     def reach(self) -> int:
-        """The last seqno on which the reader depends: what it has, and what folded away a part of it.
+        """The last seqno on which the reader depends: through what it has, or what folded versions away.
 
-        A producer whose history departs at or above ``reach`` can go on from here; any other can't.
+        A producer whose history departs at or above ``reach`` can continue from here; no other can.
         """
         return self.snapshot_end if self.is_partial else self.seqno
 
@@ -173,10 +173,10 @@ class Position:
         return Position(vb_uuid, self.seqno, self.snapshot_start, self.snapshot_end)
 
     def received_marker(self, start: int, end: int) -> SnapshotRange:
-        """The range of a marker that a producer sent, if it may come here.
+        """The range of a marker that a producer sent, if it is valid at this position.
 
         A marker alone changes no position: until its first item comes there is nothing new to depend on, and
-        an interrupted older snapshot is as incomplete as it was.
+        an interrupted older snapshot is as incomplete as before.
         """
         if start > end:
             raise MalformedMessage(f"snapshot marker [{start}, {end}] ends before it starts", Status.EINVAL)
@@ -189,10 +189,10 @@ class Position:
         return SnapshotRange(start, end)
 
     def snapshot_of(self, marker: SnapshotRange) -> SnapshotRange:
-        """What the items of a marker belong to, for a reader that stands here.
+        """The snapshot that the items of a marker belong to, for a reader at this position.
 
-        An interrupted snapshot that is taken up again may be cut shorter than it was announced at first. What
-        is here of it was folded up to the first end: the reader is exact only when it has passed *both*.
+        An interrupted snapshot that is resumed may be shorter than it was announced at first. What was
+        received of it was folded up to the first end: the reader is exact only when it has passed *both*.
         """
         if self.is_partial and marker.end < self.snapshot_end:
             return SnapshotRange(marker.start, self.snapshot_end)
@@ -201,12 +201,12 @@ class Position:
     def received(self, marker: SnapshotRange, seqno: int) -> Position:
         """The position after the item (or Seqno Advanced) ``seqno`` of ``marker``; of a batch, the last one.
 
-        It is not just the marker's range written down:
+        It is not just the marker's range:
 
         * A marker may start at its first item, above what was folded away before that item. A producer reads
           ``seqno == snapshot_start`` as "nothing received" and would not ask for a rollback. So the start
           that is kept is where the reader was exact.
-        * The marker of a snapshot that is taken up again may end too early (`snapshot_of`).
+        * The marker of a snapshot that is resumed may end too early (`snapshot_of`).
         """
         if seqno == 0:
             raise MalformedMessage("an item has seqno 0", Status.EINVAL)
@@ -221,7 +221,7 @@ class Position:
     def request_range(self, marker: SnapshotRange | None = None) -> SnapshotRange:
         """The snapshot range of the request that resumes here; ``marker`` is the last one, if still known.
 
-        The marker is repeated as it came where that says the same. Its start may then be one above ours: no
+        The marker is repeated as it came if that means the same. Its start may then be one above ours: no
         change lies between them, so a reader that has only the item at that start is exact there.
         """
         if (
@@ -243,7 +243,7 @@ class Position:
 
     @classmethod
     def from_json(cls, value: object) -> Position:
-        """The position that `to_json` wrote; anything else is a `UsageError` that says what is wrong."""
+        """Read what `to_json` wrote; anything else is a `UsageError` that says what is wrong."""
         if not isinstance(value, dict):
             raise UsageError(f"a position is {_shown(value)}, but must be an object")
         members = ("vb_uuid", "seqno", "snapshot")
@@ -268,16 +268,16 @@ Position.BEGINNING = Position(0, 0, 0, 0)
 
 
 def parse_positions(text: str, *, besides: Collection[str] = ()) -> dict[int, Position]:
-    """Positions by vbucket, as `Position.to_json` has them; people may have typed them, in any order.
+    """Positions by vbucket, in the form of `Position.to_json`, perhaps typed by hand and in any order.
 
-    Members ``besides`` those of a position are passed over.
+    Members named in ``besides`` are ignored.
     """
     try:
         value = json.loads(text, object_pairs_hook=_object_without_repeats)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"positions are not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise UsageError(f"positions are {_shown(value)}, but must be an object with a member a vbucket")
+        raise UsageError(f"positions are {_shown(value)}, but must be an object with a member per vbucket")
     positions: dict[int, Position] = {}
     for name, member in value.items():
         vbucket = parse_u64(name, "a vbucket")
@@ -293,14 +293,17 @@ def parse_positions(text: str, *, besides: Collection[str] = ()) -> dict[int, Po
 
 
 class BehindSince:
-    """For how long somebody has not had all that a bucket had at some moment that was looked at."""
+    """Measures for how long a reader has been behind its bucket."""
 
     def __init__(self, now: float) -> None:
         self._as_of = now
         self._unreached: tuple[float, Mapping[int, int]] | None = None
 
     def seconds(self, now: float, reached: Mapping[int, int], high_seqnos: Mapping[int, int]) -> float:
-        """How long by now, from how far vbuckets were reached and how far they are; 0: all is there."""
+        """How long it has been behind, from the seqnos that it has reached and the high seqnos; 0: it is not.
+
+        It is the age of the latest of the moments looked at whose high seqnos it has reached.
+        """
 
         def has(wanted: Mapping[int, int]) -> bool:
             return all(reached.get(vbucket, 0) >= seqno for vbucket, seqno in wanted.items())

@@ -1,21 +1,21 @@
-"""Where people want something to be: a path or URI as they wrote it, checked once and the same everywhere.
+"""Paths and URIs as users write them, checked once and by the same rules everywhere.
 
 The rules:
 
-* A path is taken as it stands. A space, a letter outside ASCII, ``#``, ``?`` and ``%41`` are characters of
-  the name; nothing is decoded, and ``~`` is the shell's business.
+* A path is taken literally. A space, a letter outside ASCII, ``#``, ``?`` and ``%41`` are characters of the
+  name; nothing is decoded, and ``~`` is left to the shell.
 * ``file:///path`` is a URI, so ``%41`` in it is ``A``. A bare ``#`` or ``?`` would begin a fragment or a
-  query and is refused; a host other than ``localhost`` is refused, too. ``file:path`` is no URI but a path.
-* ``s3://``, ``gs://``, ``az://`` and their like are objects in a store; they are kept as they are, but for
-  slashes at the end. Whoever opens them reads them as URIs, other engines too: ``%41`` is ``A``, and what
-  stands behind a bare ``#`` or ``?`` would be left out, so these are refused. A password in one is refused,
+  query and is refused, as is a host other than ``localhost``. ``file:path`` is not a URI but a path.
+* ``s3://``, ``gs://``, ``az://`` and the like are objects in a store; they are kept as they are, except for
+  slashes at the end. Everything that opens them, other engines too, reads them as URIs: ``%41`` is ``A``, and
+  the part after a bare ``#`` or ``?`` would be dropped, so these are refused. A password in one is refused,
   and not repeated. Where only a local path will do they are refused.
-* A relative path is made absolute at once: it means the same in a worker process or after a ``chdir``.
-* Symbolic links are followed. What is replaced by a rename is then the file, and not the link to it.
+* A relative path is made absolute at once, so it means the same in a worker process or after a ``chdir``.
+* Symbolic links are followed. So a rename replaces the file, and not the link to it.
 * A slash at the end is dropped for a directory, and refused for a file.
-* Empty names, NUL and names that are no Unicode are refused.
+* Empty names, NUL and names that are not Unicode are refused.
 
-Everything that is refused is a `UsageError` in one line, before anything is made.
+A refusal is a `UsageError` in one line, before anything is created.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .errors import UsageError
 __all__ = ["OBJECT_STORES", "Location", "directory", "file", "location"]
 
 OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl")
-"""Schemes of stores that hold objects, not files."""
+"""Schemes of object stores."""
 
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _MAX_LENGTH = 4096
@@ -53,12 +53,12 @@ class Location:
     def path(self) -> Path:
         """The local path."""
         if not self.is_local:
-            raise UsageError(f"{self.text!r} is no path on this machine")
+            raise UsageError(f"{self.text!r} is not a path on this machine")
         return Path(self.text)
 
     @property
     def uri(self) -> str:
-        """A URI that every tool reads the same way: percent-encoded where it is local."""
+        """A URI that every tool reads the same way: percent-encoded if it is local."""
         return f"file://{quote(self.text)}" if self.is_local else self.text
 
 
@@ -76,7 +76,7 @@ def location(given: str | os.PathLike[str], what: str = "the path") -> Location:
         known = ", ".join(f"{name}://" for name in ("file", *OBJECT_STORES))
         shown = text.partition("?")[0]
         raise UsageError(f"{what} {shown!r} has the unknown scheme {scheme!r}; known are {known}")
-    if "#" in rest or "?" in rest:  # behind which somebody may have written a secret
+    if "#" in rest or "?" in rest:  # a secret may follow: don't show it
         raise UsageError(
             f"{what} {scheme}://… has a bare '#' or '?', write %23 or %3F in a URI; "
             "what is for the store is a storage option"
@@ -107,7 +107,7 @@ def file(given: str | os.PathLike[str], what: str = "the file", *, must_exist: b
     if text.endswith("/") or os.path.basename(text) in (".", ".."):  # noqa: PTH119 - a path drops both
         raise UsageError(f"{what} {text!r} is the name of a directory, write that of a file")
     path = _resolved(text, what)
-    mode = _mode(Path(text), what)  # what is open may have no name of its own: /dev/stdin, /dev/fd/63
+    mode = _mode(Path(text), what)  # not of `path`: what /dev/stdin or /dev/fd/63 lead to may have no name
     if mode is not None and not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
         return Path(os.path.abspath(text))  # noqa: PTH100 - the links are kept
     if mode is None:
@@ -138,7 +138,7 @@ def _text(given: str | os.PathLike[str], what: str) -> str:
 
 
 def _local(given: str | os.PathLike[str], what: str) -> str:
-    """The path that was given, decoded where it is a URI."""
+    """The path that was given, decoded if it is a URI."""
     text = _text(given, what)
     match = _URI.fullmatch(text)
     if match is None:

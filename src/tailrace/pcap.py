@@ -1,8 +1,8 @@
 """Captures: libpcap and pcapng files, down to the byte streams of their TCP conversations.
 
-Read are both byte orders, micro- and nanoseconds; Ethernet with VLAN tags, Linux cooked (SLL, SLL2), loopback
-and raw IP; IPv4 and IPv6. A TCP stream is put together from segments that come late, twice or overlapping;
-a byte that comes again is taken to be the same. What was not captured is a `Gap`.
+Both byte orders, micro- and nanoseconds; Ethernet with VLAN tags, Linux cooked (SLL, SLL2), loopback and raw
+IP; IPv4 and IPv6. A TCP stream is reassembled from segments that come late, twice or overlapping; a repeated
+byte is assumed to be the same. What was not captured is a `Gap`.
 
 Everything has a limit: the size of a block, the number of conversations, and what waits for missing bytes.
 """
@@ -34,9 +34,9 @@ MAX_BLOCK = 16 << 20
 MAX_INTERFACES = 1024
 MAX_CONVERSATIONS = 10_000
 MAX_ENDED = 1000
-"""Conversations that are over and kept for what may still come of them."""
+"""Conversations that are over but kept for late segments."""
 MAX_WAITING = 8 << 20
-"""Bytes of one direction that wait for a segment that is missing; beyond it the segment counts as lost."""
+"""Bytes of one direction that may wait for a missing segment; beyond that it counts as lost."""
 MAX_WAITING_SEGMENTS = 4096
 MAX_WAITING_IN_ALL = 256 << 20
 
@@ -69,22 +69,22 @@ class Packet:
 
 
 def packets(file: IO[bytes], magic: bytes = b"") -> Iterator[Packet]:
-    """The packets of a capture, in its order; `InputError` after the last one if the file is damaged.
+    """The packets of a capture, in its order; `InputError` after the last good one if the file is damaged.
 
-    ``magic`` is what has been read of the file already, if it has been: its first four bytes.
+    ``magic`` is the file's first four bytes, if they have been read already.
     """
     magic = magic or _exactly(file, 4)
     if magic == _PCAPNG_MAGIC:
         return _pcapng(file)
     if magic in _PCAP_MAGICS:
         return _pcap(file, *_PCAP_MAGICS[magic])
-    raise InputError("this is no capture, a file that tcpdump or Wireshark has written begins otherwise")
+    raise InputError("this is not a capture, files that tcpdump or Wireshark write begin differently")
 
 
 def _pcap(file: IO[bytes], order: str, unit_ns: int) -> Iterator[Packet]:
     header = struct.Struct(order + "HHiIII")
     record = struct.Struct(order + "IIII")
-    link_type = header.unpack(_exactly(file, header.size))[5] & 0xFFFF  # above it: the size of a checksum
+    link_type = header.unpack(_exactly(file, header.size))[5] & 0xFFFF  # above: the size of a checksum
     while head := file.read(record.size):
         if len(head) < record.size:
             raise _cut_off()
@@ -136,7 +136,7 @@ def _pcapng(file: IO[bytes]) -> Iterator[Packet]:
 
 
 def _block_body(file: IO[bytes], order: str, length_bytes: bytes, already: int = 0) -> bytes:
-    """What is between a block's two lengths, without the bytes that are read already."""
+    """What is between a block's two lengths, without the bytes already read."""
     (length,) = struct.unpack(order + "I", length_bytes)
     if not 12 + already <= length <= MAX_BLOCK or length % 4:
         raise InputError(f"the capture has a block of {length} bytes, it must be damaged")
@@ -155,7 +155,7 @@ def _interface(order: str, body: bytes) -> _Interface:
     while at + 4 <= len(body):
         code, length = struct.unpack_from(order + "HH", body, at)
         value = body[at + 4 : at + 4 + length]
-        if code == 9 and length == 1:  # if_tsresol: a power of 10, or with the high bit of 2
+        if code == 9 and length == 1:  # if_tsresol: a power of 10, or of 2 if the high bit is set
             base, exponent = (2, value[0] & 0x7F) if value[0] & 0x80 else (10, value[0])
             if exponent > 30:
                 raise _damaged("an interface")
@@ -169,7 +169,7 @@ def _interface(order: str, body: bytes) -> _Interface:
 
 
 def _packet(order: str, kind: int, body: bytes, interfaces: list[_Interface]) -> Packet | None:
-    """The packet in a block, if it is a block with a packet."""
+    """The packet in a block, if it has one."""
     number = high = low = 0
     if kind in (_ENHANCED_PACKET, _OLD_PACKET):
         if len(body) < 20:
@@ -215,7 +215,7 @@ def _damaged(what: str) -> InputError:
 _IPV4, _IPV6 = 0x0800, 0x86DD
 _VLAN = frozenset({0x8100, 0x88A8, 0x9100})
 _NULL, _ETHERNET, _RAW, _LOOP, _SLL, _IPV4_ONLY, _IPV6_ONLY, _SLL2 = 0, 1, 101, 108, 113, 228, 229, 276
-_RAW_TOO = (12, 14)  # what some systems write for raw IP
+_RAW_TOO = (12, 14)  # what some systems use for raw IP
 _TCP = 6
 _EXTENSIONS = frozenset({0, 43, 60})
 _FRAGMENT, _AUTHENTICATION = 44, 51
@@ -244,7 +244,7 @@ class _Segment:
 
 
 class _UnknownLink(Exception):
-    """A link type that is not read."""
+    """A link type that is not supported."""
 
 
 def _network(packet: Packet) -> bytes:
@@ -288,7 +288,7 @@ def _transport(data: bytes) -> tuple[bytes, bytes, bytes] | None:
             elif kind == _AUTHENTICATION:
                 kind, at = data[at], at + 8 + data[at + 1] * 4
             elif kind == _FRAGMENT and not int.from_bytes(data[at + 2 : at + 4], "big") & 0xFFF9:
-                kind, at = data[at], at + 8  # a fragment that is the whole
+                kind, at = data[at], at + 8  # the only fragment of its packet
             else:
                 return None
         return data[8:24], data[24:40], data[at:end]
@@ -326,9 +326,9 @@ class Bytes:
     source: Endpoint
     destination: Endpoint
     from_client: bool | None
-    """None where the capture does not have the start of the conversation."""
+    """None if the capture lacks the start of the conversation."""
     from_start: bool
-    """Whether the stream was captured from its first byte on."""
+    """Whether the stream was captured from its first byte."""
     time_ns: int
     data: bytes
 
@@ -344,14 +344,14 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class ConversationEnded:
-    """Nothing more will come of a conversation. Those that the capture's end leaves open are not named."""
+    """Nothing more will come of a conversation. Not emitted for those still open at the capture's end."""
 
     conversation: int
 
 
 @dataclass(slots=True)
 class _Side:
-    """One direction: what is next, and what came before its turn."""
+    """One direction: which byte is next, and what came too early."""
 
     next: int | None = None
     """Position of the next byte; positions are sequence numbers that don't wrap."""
@@ -361,20 +361,20 @@ class _Side:
     waiting: list[tuple[int, bytes]] = field(default_factory=list)
     waiting_bytes: int = 0
     end: int | None = None
-    """Position behind the last byte, once the sender has said it."""
+    """Position after the last byte, once the sender's FIN is seen."""
 
     def start(self, seq: int, *, from_start: bool) -> None:
         self.first = self.next = (1 << 32) + seq
         self.from_start = from_start
 
     def position(self, seq: int) -> int:
-        """Where a sequence number lies: within 2 GiB before or behind the next byte."""
+        """The position of a sequence number: within 2 GiB before or after the next byte."""
         assert self.next is not None
         ahead = (seq - self.next) & 0xFFFF_FFFF
         return self.next + (ahead - (1 << 32) if ahead >= 1 << 31 else ahead)
 
     def has_come_to(self, seq: int) -> bool:
-        """Whether a segment that begins there repeats what was sent, or goes on directly behind it."""
+        """Whether a segment that begins there repeats what was sent, or directly follows it."""
         return (
             self.first is not None and self.next is not None and self.first <= self.position(seq) <= self.next
         )
@@ -404,7 +404,7 @@ class _Side:
         return bytes(out)
 
     def skip_gap(self) -> int:
-        """Give up the missing bytes before the first that wait; how many they are."""
+        """Give up the missing bytes before the first that wait; returns how many."""
         assert self.next is not None
         size = self.waiting[0][0] - self.next
         self.next = self.waiting[0][0]
@@ -429,7 +429,7 @@ class _Conversation:
 
 
 class TcpStreams:
-    """Puts the TCP conversations of a capture together."""
+    """Reassembles the TCP conversations of a capture."""
 
     def __init__(self, port: int | None = None) -> None:
         self._port = port
@@ -439,7 +439,7 @@ class TcpStreams:
         self._count = 0
         self._waiting_bytes = 0
         self.unknown_links: set[int] = set()
-        """Link types whose packets were passed over."""
+        """Link types whose packets were skipped."""
 
     def feed(self, packet: Packet) -> Iterator[Bytes | Gap | ConversationEnded]:
         """What a packet adds to its conversation."""
@@ -499,7 +499,7 @@ class TcpStreams:
             yield _bytes(conversation, segment.source, time_ns, side.ready())
 
     def finish(self) -> Iterator[Bytes | Gap]:
-        """What is left when the capture is over: bytes behind gaps that nothing has filled."""
+        """What is left at the capture's end: bytes after gaps that nothing has filled."""
         for conversation in self._open.values():
             yield from self._finish(conversation, self._time_ns)
         self._open.clear()
@@ -524,7 +524,7 @@ class TcpStreams:
         return made
 
     def _client(self, segment: _Segment) -> Endpoint | None:
-        """Who has opened the conversation, if a segment tells."""
+        """The endpoint that opened the conversation, if the segment tells."""
         if segment.flags & _SYN:
             return segment.destination if segment.flags & _ACK else segment.source
         if self._port is not None and segment.source.port != segment.destination.port:

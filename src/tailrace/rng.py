@@ -1,4 +1,4 @@
-"""The one place where randomness comes from.
+"""The only source of randomness.
 
 A component that needs random numbers takes a ``random.Random``. Without a seed it is the operating system's
 generator, fit for nonces and vbucket UUIDs; with a seed every run repeats exactly.
@@ -23,10 +23,10 @@ def vb_uuid(rng: random.Random) -> int:
 
 
 def nonce(rng: random.Random, length_bytes: int = 24) -> bytes:
-    """Printable random text for SCRAM: base64 alphabet, no comma."""
+    """Printable random text for SCRAM: base64, so no comma."""
     return base64.b64encode(rng.randbytes(length_bytes))
 
 
 def unique_name(rng: random.Random | None = None) -> str:
-    """A part of a file name that nobody else will come up with: 32 hex digits."""
+    """A unique part of a file name: 32 hex digits."""
     return (rng or source()).randbytes(16).hex()

@@ -1,4 +1,4 @@
-"""Snappy's block format, by the codec that comes with pyarrow; loaded when it is first needed."""
+"""Snappy's block format, using pyarrow's codec, which is loaded when it is first needed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def _codec() -> Any:
 
 
 def inflated_size(data: bytes | memoryview) -> int:
-    """What the data says that it inflates to: a LEB128 number of up to 32 bits at its start."""
-    if len(data) > 1 and data[1] < 0x80 <= data[0]:  # as most documents say it: 128 bytes to 16 KiB
+    """The size that the data claims to inflate to: a LEB128 number of up to 32 bits at its start."""
+    if len(data) > 1 and data[1] < 0x80 <= data[0]:  # most documents: 128 bytes to 16 KiB
         return data[1] << 7 | data[0] & 0x7F
     size = 0
     for at, byte in enumerate(data[:5]):
@@ -35,14 +35,14 @@ def inflated_size(data: bytes | memoryview) -> int:
 
 
 def inflate(data: bytes | memoryview, limit: int = MAX_INFLATED) -> bytes:
-    """The data before its compression; the size is checked before anything is made of it."""
+    """The data before its compression; the size is checked before anything is allocated."""
     size = inflated_size(data)
     if size > limit:
         raise MalformedMessage(f"compressed data inflates to {size} bytes, the limit is {limit}")
     try:
         inflated: bytes = _codec().decompress(data, decompressed_size=size, asbytes=True)
     except (OSError, ValueError) as error:
-        raise MalformedMessage("data is not what snappy makes") from error
+        raise MalformedMessage("data is not compressed by snappy") from error
     if len(inflated) != size:
         raise MalformedMessage("compressed data does not inflate to the size that it says")
     return inflated

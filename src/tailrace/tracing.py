@@ -1,5 +1,5 @@
-"""Traces by OpenTelemetry: the rounds of a mirror and the slow commands of a node. They are optional: without
-``pip install "tailrace[otel]"``, or if nobody asks for traces, nothing here does anything.
+"""OpenTelemetry traces: the rounds of a mirror and the slow commands of a node. They are optional: without
+``pip install "tailrace[otel]"``, or if traces are not asked for, nothing here does anything.
 
 In a program that has set up OpenTelemetry, spans go to the program's own provider. The command line sets it
 up from the usual variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_EXPORTER``,
@@ -21,7 +21,7 @@ _WANTED_BY = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPOR
 
 
 def configure_tracing() -> str:
-    """Set up OpenTelemetry as the environment says; returns what is wrong, for people, or an empty text."""
+    """Set up OpenTelemetry from the environment; returns a message if something is wrong, else ""."""
     exporter = os.environ.get("OTEL_TRACES_EXPORTER", "otlp")
     is_off = exporter == "none" or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
     if is_off or not any(os.environ.get(name) for name in _WANTED_BY):
@@ -51,7 +51,7 @@ def configure_tracing() -> str:
 
 
 def _tracer() -> Any:
-    """None if nobody asks for traces: whoever does has imported OpenTelemetry."""
+    """The tracer; None if OpenTelemetry is not imported, since then nobody asks for traces."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None
@@ -60,8 +60,8 @@ def _tracer() -> Any:
 
 @contextlib.contextmanager
 def span(name: str, **attributes: Any) -> Iterator[dict[str, Any]]:
-    """A span around the block, whose own spans are children of this one. What it puts into the dictionary
-    becomes attributes.
+    """A span around the block; spans inside are its children. What the block puts into the dictionary becomes
+    attributes.
     """
     told: dict[str, Any] = {}
     tracer = _tracer()
@@ -74,7 +74,7 @@ def span(name: str, **attributes: Any) -> Iterator[dict[str, Any]]:
 
 
 def add_span(name: str, began_ns: int, ended_ns: int, **attributes: Any) -> None:
-    """A span that is over; both times are nanoseconds since 1970."""
+    """Add a span that is over; both times are nanoseconds since 1970."""
     tracer = _tracer()
     if tracer is not None:
         tracer.start_span(name, start_time=began_ns, attributes=_named(attributes)).end(end_time=ended_ns)

@@ -1,6 +1,6 @@
 """Numbers, sizes, durations, shares and vbucket lists as people write them: in options, URLs and settings.
 
-The rules are written out by hand, because `int` and `float` also take ``1_000``, Arabic digits and ``nan``.
+The rules are spelled out here, because `int` and `float` also accept ``1_000``, Arabic digits and ``nan``.
 Every parser raises `UsageError` with a text that shows what would have been right.
 """
 
@@ -27,7 +27,7 @@ MAX_VBUCKETS = 1024
 """A bucket has at most this many vbuckets, so ids end at 1023."""
 
 KAFKA_PLACES = {"earliest": "beginning", "latest": "now"}
-"""Where a reading begins, in words that people know from Kafka, and what they are called here."""
+"""Kafka's words for where reading begins, and ours for the same."""
 
 _SHOWN_RANGES = 8
 
@@ -46,7 +46,7 @@ _MAX_SIZE = 1 << 62
 def parse_integer(text: str, *, minimum: int = 0, maximum: int = (1 << 63) - 1) -> int:
     """A decimal number in ASCII digits, within bounds."""
     if _INTEGER.fullmatch(text) is None:
-        raise UsageError(f"{_quoted(text)} is no whole number, write it in decimal digits")
+        raise UsageError(f"{_quoted(text)} is not a whole number, write it in decimal digits")
     number = int(text)
     if not minimum <= number <= maximum:
         raise UsageError(f"{number} is out of range, it must lie between {minimum} and {maximum}")
@@ -57,7 +57,7 @@ def parse_size(text: str) -> int:
     """Bytes from ``4096``, ``64k``, ``256m``, ``1GiB``; every unit is a power of 1024."""
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise UsageError(f"{_quoted(text)} is no size, write bytes or a unit such as 64k, 256m or 1g")
+        raise UsageError(f"{_quoted(text)} is not a size, write bytes or a unit such as 64k, 256m or 1g")
     size = int(match[1]) * _SIZE_UNITS[(match[2] or "").lower()]
     if size > _MAX_SIZE:
         raise UsageError(f"a size of {_quoted(text)} is more than any machine has, write a smaller one")
@@ -68,7 +68,9 @@ def parse_duration_s(text: str) -> float:
     """Seconds from ``60``, ``250ms``, ``1.5s``, ``5m``, ``2h``, ``1d``."""
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise UsageError(f"{_quoted(text)} is no duration, write seconds or a unit such as 250ms, 60s or 5m")
+        raise UsageError(
+            f"{_quoted(text)} is not a duration, write seconds or a unit such as 250ms, 60s or 5m"
+        )
     return float(match[1]) * _DURATION_UNITS_S[match[2] or "s"]
 
 
@@ -77,7 +79,7 @@ def parse_share(text: str) -> float:
     match = _SHARE.fullmatch(text)
     share = float(match[1]) / (100.0 if match[2] else 1.0) if match else -1.0
     if not 0.0 <= share <= 1.0:
-        raise UsageError(f"{_quoted(text)} is no share, write a number from 0 to 1 such as 0.2, or 20%")
+        raise UsageError(f"{_quoted(text)} is not a share, write a number from 0 to 1 such as 0.2, or 20%")
     return share
 
 
@@ -114,7 +116,7 @@ def _quoted(text: str) -> str:
 
 
 def shown_ranges(numbers: Iterable[int]) -> str:
-    """Numbers in few words: ``0-3,7``."""
+    """Numbers in a short form: ``0-3,7``."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][1] + 1:

@@ -134,7 +134,7 @@ def test_a_second_name_of_an_option_is_not_printed(run: Run, file: Path) -> None
             "[cluster.start]\nnode = 1\n",
             "start of [cluster] in {file} has 'node', which is not an option; you may mean 'nodes'",
         ),
-        ("[serve]\nport = 'x'\n", "port of [serve]: 'x' is no whole number"),
+        ("[serve]\nport = 'x'\n", "port of [serve]: 'x' is not a whole number"),
         ("prot = 1\n", "{file} has 'prot', which is not an option of any command; you may mean 'port'"),
         ("[serve\n", "the configuration {file} is not TOML"),
     ],

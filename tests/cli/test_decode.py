@@ -144,7 +144,7 @@ def test_raw_bytes_that_look_like_text_can_be_forced(decode: Any) -> None:
     [
         (b"", [], 1, "the input is empty"),
         (b"\n\n", [], 1, "there is no hex"),
-        (b"hello", [], 1, "line 1 is no hex: 'hello'"),
+        (b"hello", [], 1, "line 1 is not hex: 'hello'"),
         (b"805", [], 1, "3 hex digits, a byte needs two"),
         (b"\x1f\x8b\x08\0", [], 1, "compressed with gzip"),
         (MAGIC + b"{}\n\x80\0", [], 1, "a recording, serve it with 'tailrace replay'"),
@@ -152,7 +152,7 @@ def test_raw_bytes_that_look_like_text_can_be_forced(decode: Any) -> None:
         (b"8050", ["--port", "0"], 2, "0 is out of range"),
         (b"8050", ["--dialect", "dcp2"], 2, "'dcp2' is not one of"),
         (b"8050", ["/nonexistent/file"], 2, "the file '/nonexistent/file' is not there"),
-        (b"nonsense", ["--format", "pcap"], 1, "no capture"),
+        (b"nonsense", ["--format", "pcap"], 1, "not a capture"),
         (pcap_file([]), [], 1, "there are no frames in the capture"),
     ],
 )

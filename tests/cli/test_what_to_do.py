@@ -79,9 +79,9 @@ def test_files_are_named(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> N
 
 def test_what_the_server_refuses(capfd: pytest.CaptureFixture[str], node: RunningNode) -> None:
     highest = str((1 << 64) - 1)  # a CAS is any 64-bit number
-    assert "another CAS" in error(capfd, 1, "set", node.url, "k", "2", "--cas", highest)
+    assert "CAS has changed" in error(capfd, 1, "set", node.url, "k", "2", "--cas", highest)
     assert "no such document" in error(capfd, 1, "set", node.url, "nobody", "2", "--cas", "1")
-    assert "another CAS" in error(capfd, 1, "delete", node.url, "k", "--cas", highest)
+    assert "CAS has changed" in error(capfd, 1, "delete", node.url, "k", "--cas", highest)
     assert "tailrace collections" in error(capfd, 1, "get", node.url, "k", "--collection", "no.where")
     assert node.get("k") == 1
 
