@@ -1,4 +1,4 @@
-# Two commands for people: `make demo` and `make test`. Both set up everything that they need.
+# Two commands for people: `make demo` and `make test`. Both set up everything they need.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 JAVA   := build/spark.jsa
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check
 
-# Tests start hundreds of Pythons. Where nothing may be kept of what is compiled, each compiles the package anew.
+# Tests start hundreds of Pythons. If none may keep its bytecode, each compiles the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: caches test lint check coverage interop peers demo soak chaos simulate campaign docs clean
@@ -16,15 +16,15 @@ unexport PYTHONDONTWRITEBYTECODE
 test: lint check
 
 ifeq ($(or $(MAKECMDGOALS),test),test)
-# Lint is first, and takes one core: what the Javas of the tests start from is made beside it.
+# Lint comes first, and takes one core: the archive that the tests' Javas start from is made at the same time.
 MAKEFLAGS += --jobs=2
 check: lint
 endif
 
-# What a newcomer waits for, so no more than the demo needs. pip compiles all modules that it installs: here those are
-# compiled that are imported. And it would build us in an environment with a second NumPy and all of IPython, which the
-# chart library's package names and its two files don't need. An environment that was begun and has no pip (Debian's
-# Python leaves one where python3-venv is missing) is made again.
+# A newcomer waits for this, so it installs no more than the demo needs. pip would compile all modules that it installs;
+# here only imported ones get compiled. pip would also build us in an environment with a second NumPy and all of
+# IPython, which the chart library's package requires and its two files don't need. An environment without pip (Debian's
+# Python leaves one if python3-venv is missing) is made again.
 $(DEMO): pyproject.toml
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@test -e $@ || echo "Installing into $(VENV), once: 650 MB to download, of which Spark is 456; 1.1 GB on disk."
@@ -35,7 +35,7 @@ $(DEMO): pyproject.toml
 	$(PIP) --no-compile "tailrace[spark]"
 	@touch $@
 
-# Compiling modules of others warns, and in tests a warning is an error: they are compiled here.
+# Compiling other people's modules gives warnings, which are errors in tests: so they are compiled here.
 $(STAMP): $(DEMO)
 	$(PIP) --quiet --no-compile "tailrace[spark,dev]"
 	-$(BIN)/python -m compileall -qq -j 2 $(VENV)/lib
@@ -53,29 +53,29 @@ caches:
 	|| (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server memcached) >/dev/null \
 	|| echo "redis-server and memcached could not be installed: their tests are skipped, or fail in CI" >&2
 
-# What the Javas of the tests start from: it halves what each of them costs. They also start without it.
+# The archive that the tests' Javas start from: it halves the cost of each. They also start without it.
 $(JAVA): $(STAMP) tests/quick_java.py
 	@mkdir -p $(@D) || true
 	$(BIN)/python tests/quick_java.py $@ 2>$(@D)/quick_java.log \
 	|| echo "$@ could not be made, $(@D)/quick_java.log says why: the tests take longer" >&2
 
-# Six workers on two cores: many tests wait for something, a timeout or a process. WORKERS=4 needs less memory.
+# Six workers on two cores: many tests wait for a timeout or a process. WORKERS=4 needs less memory.
 check: $(STAMP) $(JAVA) caches
 	$(BIN)/pytest -n $(or $(WORKERS),6) --dist loadgroup
 
-# What others wrote, with ours: java-dcp-client by Maven and gocbcore by Go against our node, Spark 4.0 to 4.3 from PyPI,
-# a cluster of Spark, delta-spark by Maven and other engines on our tables. What a machine lacks is left out, and said.
-# Environments and jars are made below build/ and used again.
+# Other people's software with ours: java-dcp-client by Maven and gocbcore by Go against our node, Spark 4.0 to 4.3 from
+# PyPI, a Spark cluster, delta-spark by Maven and other engines on our tables. What a machine lacks is left out, with a
+# message. Environments and jars are kept below build/ and reused.
 interop: $(STAMP)
 	@for tool in java mvn go node npm; do command -v $$tool >/dev/null || echo "left out: what needs $$tool, which is not installed"; done
 	$(BIN)/pytest -n 2 --dist loadgroup -m interop tests/interop tests/table/test_object_store.py
 
-# Readers of others beside ours, on one node in one run; PEERS='--docs 100000 --sizes 256' makes it short.
+# Other clients against ours, on one node in one run; PEERS='--docs 100000 --sizes 256' makes it short.
 peers: $(STAMP)
 	$(BIN)/python bench/peers/run.py $(PEERS)
 	$(BIN)/python bench/peers/delta_merge.py $(MERGE)
 
-# What the suite runs, by package, and the functions that it never runs. TESTS=tests/store looks at a part of it.
+# Coverage of the suite by package, and the functions it never runs. TESTS=tests/store runs only a part of it.
 coverage: $(STAMP) $(JAVA) caches
 	$(BIN)/coverage erase
 	-$(BIN)/coverage run -m pytest -n 2 --dist loadgroup $(TESTS)
@@ -87,7 +87,7 @@ soak: $(STAMP)
 	$(BIN)/pytest -n 2 -m long --timeout 0
 
 # All campaigns (node, reader, mirror, cluster) side by side on two cores for HOURS, with planted bugs that they must
-# catch, and one table at the end. CAMPAIGN=mirror runs one of them, with SEED=7 too it plays that schedule again;
+# catch, and one table at the end. CAMPAIGN=mirror runs only one of them, and with SEED=7 replays that schedule;
 # SEED=7 with ROUNDS=12 or KILLS=10 plays a longer script of the mirror.
 chaos: $(STAMP)
 ifneq ($(ROUNDS)$(KILLS),)
@@ -97,7 +97,7 @@ else
 		$(if $(CAMPAIGN),--only $(CAMPAIGN)) $(if $(and $(CAMPAIGN),$(SEED)),--schedules 1)
 endif
 
-# SEED=17 (STEPS=200) plays a seed of the simulated cluster again, exactly, and says what happens
+# SEED=17 (STEPS=200) replays a seed of the simulated cluster exactly, and prints what happens
 simulate: $(STAMP)
 	SIMULATE=$(or $(SEED),0) STEPS=$(STEPS) CAUTIOUS=$(CAUTIOUS) $(BIN)/pytest -q -s -m long -k again tests/cluster/test_simulation.py
 

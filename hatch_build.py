@@ -1,7 +1,7 @@
-"""Puts the chart library of the pages into the package: uPlot's built file, which a build requirement brings.
+"""Puts the pages' chart library into the package: uPlot's built file, which comes with a build requirement.
 
-It is not in the repository, which holds nothing that others wrote; a wheel has it, and so does a source tree
-after ``pip install -e .`` (in ``src/tailrace/web/vendor``, which git ignores). Pages need no network for it.
+It is not in the repository, which holds no third-party code; a wheel has it, and so does a source tree after
+``pip install -e .`` (in ``src/tailrace/web/vendor``, which git ignores). So pages need no network for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FILES = {
     "uPlot.iife.js": "655bc8aa33781e8721c5af6b59f1699c03c9bda951aa74a6ab518ac20cc4326d",
     "uPlot.min.css": "3f121cd4a997b634e07a887658850018e475c26f0bddd874109a8d382c19de87",
 }
-"""uPlot 1.6.16 by SHA-256, as it is in uplot-python 1.1.1: what is shipped is what was looked at."""
+"""uPlot 1.6.16 by SHA-256, as it is in uplot-python 1.1.1: only the reviewed files are shipped."""
 _FOLDER = "src/tailrace/web/vendor"
 
 
@@ -26,7 +26,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Copy the files."""
-        found = importlib.util.find_spec("uplot")  # it is not imported: that would need much more
+        found = importlib.util.find_spec("uplot")  # not imported: that would need many more packages
         if found is None or found.origin is None:
             raise RuntimeError("the pages need a chart library: pip install uplot-python==1.1.1")
         target = Path(self.root, _FOLDER)
@@ -34,6 +34,6 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         for name, digest in _FILES.items():
             data = Path(found.origin).with_name("static").joinpath(name).read_bytes()
             if hashlib.sha256(data).hexdigest() != digest:
-                raise RuntimeError(f"{name} of uplot-python is not the file that was looked at")
+                raise RuntimeError(f"{name} of uplot-python is not the file that was reviewed")
             target.joinpath(name).write_bytes(data)
         build_data["artifacts"].append(f"/{_FOLDER}/*")

@@ -3,16 +3,16 @@
     python bench/client.py [--mib N] [--sizes 64,256,1024] [--rounds N] [--json]
 
 Another process has distinct mutations ready (random values, one vbucket, one snapshot) and sends the same
-bytes in pieces of 256 KiB to everybody, so that nobody waits for a server that thinks. In every round four
+bytes in pieces of 256 KiB to every contender, so that none waits for a server to compute. In every round four
 contenders receive all of them, one after the other:
 
-- raw: `recv_into` a buffer of 1 MiB, nothing is looked at;
+- raw: `recv_into` a buffer of 1 MiB, without looking at the bytes;
 - batches: `tailrace.connect(...).batches()`, all 18 columns, with handshake, flow control and all checks;
-- changes: the same as an event object a message, from `changes()`;
-- per message: a bare `struct` loop over the same bytes that makes a tuple a message, without any check, flow
-  control or column: the least that a Python decoder does.
+- changes: the same with an event object per message, from `changes()`;
+- per message: a bare `struct` loop over the same bytes that makes a tuple per message, without any check,
+  flow control or column: the least that a Python decoder does.
 
-A share is the median over the rounds of bytes a second beside raw's in the same round.
+A share is bytes a second relative to raw's in the same round, the median over the rounds.
 Target: batches at 0.15 / 0.22 / 0.30 of raw for values of 64, 256 and 1,024 bytes.
 """
 
@@ -45,7 +45,7 @@ _MUTATION = struct.Struct(">QQIIIHB")
 
 
 def mutations(count: int, size: int) -> np.ndarray:
-    """Distinct mutations, one a row."""
+    """Distinct mutations, one per row."""
     template = DcpMutation(
         key=b"\0doc::%08d" % 0, value=bytes(size), by_seqno=1, rev_seqno=1, cas=1 << 60, datatype=1
     ).encode()
@@ -62,7 +62,7 @@ def mutations(count: int, size: int) -> np.ndarray:
 
 
 def serve(count: int, size: int) -> None:
-    """The other process: whoever says "raw" gets the bytes, everybody else a producer."""
+    """The other process: a client that says "raw" gets just the bytes, any other a producer."""
     rows = mutations(count, size)
     listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], rows.nbytes, flush=True)
@@ -84,7 +84,7 @@ def serve(count: int, size: int) -> None:
 
 
 def produce(connection: socket.socket, rows: np.ndarray, port: int) -> None:
-    """One reader: made-up answers, then all rows within its window."""
+    """Serve one reader: canned answers, then all rows within its window."""
     framer = Framer()
     window = outstanding = 0
     pending = memoryview(b"")

@@ -1,13 +1,13 @@
-"""How fast changes become columns, beside memcpy of the same bytes and a decoder that goes by message.
+"""How fast changes become columns, against memcpy of the same bytes and a decoder that goes by message.
 
     python bench/decode.py                 a table for people
     python bench/decode.py --json          the same figures for scripts
 
-All three run over the same received buffers, one after the other in every round, so that whatever else the
-machine does hits them alike; each goes over them once before it is timed, because the one before it has left
-the processor's caches full of other things. A figure is the median over the rounds; *at best* is what it
-takes when nobody disturbs: the best round of memcpy, and the best of all rounds for each buffer. See
-bench/README.md for how to read it.
+All three run over the same received buffers, one after the other in every round, so that other load on the
+machine affects all of them; each goes over them once before it is timed, because the one before has filled
+the processor's caches with other things. A figure is the median over the rounds; *at best* is the time
+without disturbance: the best round of memcpy, and the best of all rounds for each buffer. See bench/README.md
+for how to read it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tailrace.wire.header import HEADER, HEADER_SIZE
 
 VALUE_SIZES = (64, 256, 1024)
 REACH = {64: 12.0, 256: 5.5, 1024: 3.0}
-"""How many times the time of memcpy the columns may take."""
+"""How long the columns may take, as a multiple of memcpy's time."""
 
 MIB = 1024 * 1024
 NAMES = Names("default")
@@ -57,7 +57,7 @@ def mutations(value_size: int, total_bytes: int, rng: np.random.Generator) -> by
 
 
 def columnar(received: memoryview) -> pa.RecordBatch:
-    """The product's way."""
+    """As the product does it."""
     frames = scan(received)
     if frames.error is not None:
         raise frames.error
@@ -65,7 +65,7 @@ def columnar(received: memoryview) -> pa.RecordBatch:
 
 
 def per_message(received: memoryview) -> pa.RecordBatch:
-    """The same columns by a plain loop over the messages, as fast as such a loop is."""
+    """The same columns by a plain loop over the messages, made as fast as such a loop can be."""
     rows = []
     at, end = 0, len(received)
     unpack_from, size = _MESSAGE.unpack_from, _MESSAGE.size

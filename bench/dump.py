@@ -1,18 +1,17 @@
-"""From a node on disk to a Parquet file: `tailrace dump` as a user runs it, beside its two halves.
+"""From a node on disk to a Parquet file: `tailrace dump` as a user runs it, against its two halves.
 
     python bench/dump.py [--docs N] [--size BYTES] [--vbuckets N] [--rounds N] [--json]
 
-A `tailrace serve` process is loaded with distinct documents. In every round four contenders take all of them,
-one after the other, each a process of its own. The start counts for all but the last:
+A `tailrace serve` process is loaded with distinct documents. In every round four contenders process all of
+them, one after the other, each in a process of its own, whose start counts for all but the last:
 
 - parquet: ``tailrace dump URL --out FILE.parquet``, 18 columns, zstd;
 - jsonl: ``tailrace dump URL --out FILE.jsonl``;
-- read: the same documents into Arrow tables that nobody keeps: what the node and the client take of it;
-- write: the file of the first contender, read back beforehand, written again by Arrow alone: what Parquet
-  itself takes.
+- read: the same documents into Arrow tables that are dropped: the part of the node and the client;
+- write: the file of the first contender, read back beforehand, written again by Arrow alone: Parquet's part.
 
-The share is the time of *read* and *write* together beside that of *parquet*, the median over the rounds: at
-1 a dump costs what its halves cost.
+The share is the time of *read* and *write* together relative to that of *parquet*, the median over the
+rounds: at 1 a dump costs what its halves cost.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ print(time.perf_counter() - began)
 
 
 def timed(command: list[str]) -> tuple[float, str]:
-    """Seconds, and what it printed."""
+    """Run a command: seconds, and what it printed."""
     began = time.perf_counter()
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     return time.perf_counter() - began, done.stdout

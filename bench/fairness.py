@@ -1,10 +1,9 @@
-"""How long a health check waits while others keep the node busy: its p50 and p99 beside each kind of load.
+"""How long a health check waits while others keep the node busy: its p50 and p99 under each kind of load.
 
     python bench/fairness.py [--seconds S] [--mib N] [--only NAME,...]
 
-A `tailrace serve` process with users holds ``--mib`` MiB of documents. A process of its own sends a NOOP
-every 5 ms, on a connection that is logged in, and waits for the answer. Meanwhile another one, for some
-seconds:
+A `tailrace serve` process with users holds ``--mib`` MiB of documents. A second process sends a NOOP every
+5 ms, on a connection that is logged in, and waits for the answer. Meanwhile a third one, for some seconds:
 
     idle      does nothing
     flood     sends 100,000 requests, without a login, that are refused; again and again
@@ -14,15 +13,15 @@ seconds:
     seal      writes as fast as it can, so that log files are filled and sealed
     merge     has the bucket compacted while it writes
 
-    json      as write, and the value is JSON, which the node looks at
+    json      as write, with JSON values, which the node inspects
 
-    all       flood, write, streams, backfill, seal and merge at once
+    all       flood, write, streams, backfill, seal and merge together
 
-Target: p99 of at most 50 ms beside each. The other lines of each load are what counts on a busy machine:
-how long the same check takes meanwhile with a server of asyncio that does nothing else, in a process of its
-own (what the machine itself takes, where more wants to compute than it has processors); and see `turns.py`,
-how much the node computes from one look at all connections to the next (the longest, and the p99 of what a
-check that comes at any moment meets), and the longest turns of one connection.
+Target: p99 of at most 50 ms under each. On a busy machine the other lines of each load count: how long the
+same check takes meanwhile with an asyncio server that does nothing else, in a process of its own (the
+machine's share, if more processes want to compute than it has processors); how much the node computes from
+one pass over all connections to the next (the longest, and the p99 of what a check at a random moment meets);
+and the longest turns of one connection (see `turns.py`).
 
 On a quiet machine:  python bench/fairness.py --seconds 20
 """
@@ -110,7 +109,7 @@ class Peer:
         return self.answers(1)
 
     def answers(self, count: int) -> Frame:
-        """The last of so many answers."""
+        """Receive this many answers; returns the last."""
         frame: Frame | None = None
         for _ in range(count):
             while (frame := self._framer.maybe_frame()) is None:
@@ -121,7 +120,7 @@ class Peer:
         return frame
 
     def take(self, size: int) -> None:
-        """So many bytes, unread."""
+        """Receive this many bytes without looking at them."""
         while size > 0:
             data = self.socket.recv(READ_BYTES)
             if not data:
@@ -129,7 +128,7 @@ class Peer:
             size -= len(data)
 
     def _send(self, requests: bytes) -> None:
-        with contextlib.suppress(ConnectionError):  # whoever waits for the answers notices
+        with contextlib.suppress(ConnectionError):  # the side that waits for the answers notices
             self.socket.sendall(requests)
 
     def exchange(self, requests: bytes, size: int) -> None:
@@ -154,7 +153,7 @@ def probe(port: int, stop: Event, result: multiprocessing.connection.Connection)
 
 
 def probe_machine(stop: Event, result: multiprocessing.connection.Connection) -> None:
-    """The same with a server that only answers: milliseconds that the machine took."""
+    """The same with a server that only answers: the milliseconds that the machine takes."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     server = context.Process(target=answer_only, args=(there,), daemon=True)
@@ -175,7 +174,7 @@ def probe_machine(stop: Event, result: multiprocessing.connection.Connection) ->
 
 
 def answer_only(ready: multiprocessing.connection.Connection) -> None:
-    """Answers whatever comes with as many bytes."""
+    """Answer whatever comes with as many bytes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(READ_BYTES):
@@ -200,7 +199,7 @@ def flood(port: int, until: Callable[[], bool]) -> None:
     while not until():
         with contextlib.suppress(ConnectionError), Peer(port, login=False) as peer:
             size = len(peer.call(request).encode())
-            while not until():  # or until the node waits no longer for a login (auth_timeout)
+            while not until():  # or until the node no longer waits for a login (auth_timeout)
                 peer.exchange(request * FLOOD, size * FLOOD)
 
 
@@ -251,7 +250,7 @@ def backfill(port: int, until: Callable[[], bool]) -> None:
     while not until():
         with opened(port) as peer:
             peer.socket.sendall(requests)
-            peer.socket.settimeout(2.0)  # nothing more for so long: it is over
+            peer.socket.settimeout(2.0)  # if nothing comes for this long, it is over
             with contextlib.suppress(TimeoutError):
                 peer.take(1 << 40)
 
@@ -305,7 +304,7 @@ def run_load(name: str, port: int, stop: Event) -> None:
 
 
 def met_by(passes_ms: list[float], share: float) -> float:
-    """The pass that so many of all checks meet or a shorter one; a long one is met more often."""
+    """The pass length that this share of checks does not exceed; a long pass is met more often."""
     rest = (1 - share) * sum(passes_ms)
     for length in reversed(passes_ms):
         rest -= length

@@ -2,11 +2,11 @@
 
     python bench/frontend.py [--seconds S] [--rounds N]
 
-Both servers run at the same time on this machine, memcached with one thread (-t 1 -R 1000); one of them at a
-time gets load, in turns, from a generator in a process of its own that only sends prepared bytes and counts
-the bytes that come back. The share is the median of the rounds' shares: the two measurements of a round
-follow each other at once, so that what else the machine does falls on both. Behind it stands the share of the
-best rounds of each, which is what nobody disturbed most.
+Both servers run at the same time on this machine, memcached with one thread (-t 1 -R 1000); they get load in
+turns, from a generator in a process of its own that only sends prepared bytes and counts the bytes that come
+back. The share is the median of the rounds' shares: the two measurements of a round directly follow each
+other, so that other load on the machine affects both. After it comes the share of the best rounds of each,
+which were disturbed least.
 
 Target: at least 0.35 of memcached pipelined with 10 % sets, at least 0.5 with one request at a time.
 """
@@ -36,7 +36,7 @@ KEYS = 10_000
 VBUCKETS = 1024
 VALUE = bytes(random.Random(1).randbytes(256))
 SET_SHARE = 0.10
-LOADS = [  # connections, requests on the way on each of them, target
+LOADS = [  # connections, requests in flight on each of them, target
     (4, 32, 0.35),
     (4, 100, 0.35),
     (1, 1, 0.50),
@@ -135,7 +135,7 @@ def measure(port: int, connections: int, depth: int, seconds: float) -> float:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used so far, all threads."""
+    """CPU time that a process has used so far, in all threads."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

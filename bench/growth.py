@@ -1,4 +1,4 @@
-"""What a node and its readers cost as buckets and readers become more; as a table and as plots.
+"""What a node and its readers cost with larger buckets and more readers; as a table and as plots.
 
     python bench/growth.py [--docs 100000,1000000,10000000] [--vbuckets 64,1024] [--readers 1,10,100]
                            [--size 256] [--mirror 100000,1000000] [--json FILE]
@@ -6,15 +6,15 @@
 
 For each number of documents and of vbuckets:
 
-- open: from the start of the node's process until it serves the bucket that it finds on its disk;
+- open: from the start of the node's process until it serves the bucket on its disk;
 - memory: of the node, when it has just opened (peak: when all readers have read);
 - first change: from `connect` to the first batch of our reader, the median of `--rounds`;
-- rate: documents a second of our `batches()`, all of the bucket or its first two million;
+- rate: documents a second of our `batches()`, for the whole bucket or its first two million;
 - mirror: seconds of a round of 10,000 changes (`bench/mirror.py`), for the documents of `--mirror`.
 
-For each number of readers, on the bucket with the number of documents in the middle: bytes a second that the
-node sends to all of them together, each over its own connection and from the beginning, and its memory then.
-These readers only take bytes, so that it is the node that is measured. They read until `--taken-mib` came.
+For each number of readers, on the bucket with the middle number of documents: bytes a second that the node
+sends to all of them together, each over its own connection and from the beginning, and its memory then. These
+readers only take bytes, so that the node is what is measured. They read until `--taken-mib` have come.
 
 `--markdown` puts the table into a page and the plots beside it, as `growth.svg`.
 """
@@ -48,7 +48,7 @@ CHANGES_A_ROUND = 10_000
 
 
 def fill(directory: Path, docs: int, size: int, vbuckets: int) -> None:
-    """A bucket on disk, compacted: nobody has anything left to do."""
+    """Make a bucket on disk, compacted, so that no work is left."""
     with node(directory, vbuckets) as port:
         load(port, docs, size)
     engine = Engine(directory / "data")
@@ -57,7 +57,7 @@ def fill(directory: Path, docs: int, size: int, vbuckets: int) -> None:
 
 
 def memory_mib(pid: int, name: str) -> float:
-    """``VmRSS`` or ``VmHWM`` of a process; 0 where the system does not tell."""
+    """``VmRSS`` or ``VmHWM`` of a process; 0 if the system does not tell."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -78,7 +78,7 @@ async def reading(port: int, wanted: int) -> tuple[float, float, int]:
 
 
 def taken_together(port: int, vbuckets: int, readers: int, taken_bytes: int) -> float:
-    """Bytes a second to so many readers that begin at once, until so many have come to all of them."""
+    """Bytes a second to a number of readers that start together, until enough have come to all of them."""
     names = [b"growth-%d" % number for number in range(readers)]
     connections = [connected(port, collections=True, name=name) for name in names]
     asked = requests(vbuckets, AddStreamFlag(0))
@@ -91,7 +91,7 @@ def taken_together(port: int, vbuckets: int, readers: int, taken_bytes: int) -> 
         while taken < taken_bytes:
             ready = selector.select(5.0)
             if not ready:
-                break  # a bucket that is smaller than that
+                break  # the bucket is smaller than that
             for key, _ in ready:
                 taken += key.data.recv_into(buffer)
                 seconds = time.perf_counter() - began
@@ -197,7 +197,7 @@ def table(buckets: list[dict[str, Any]], many: list[dict[str, Any]]) -> list[str
 
 
 def write_markdown(page: Path, lines: list[str], svg: str) -> None:
-    """Put table and plots into a page, between the two comments that it has for them."""
+    """Put table and plots into a page, between the two comments that mark their place."""
     drawn = page.with_name("growth.svg")
     drawn.write_text(svg)
     made_by = f"Made by `python bench/growth.py {shlex.join(sys.argv[1:])}`."

@@ -3,14 +3,14 @@
     python bench/memory.py [--seconds S] [--idle S] [--mib N]
 
 A `tailrace serve --memory-quota 256m` process, its resident memory (RSS) sampled every 20 ms. It holds
-``--mib`` MiB of documents of 1 KiB and 20,000 of 16 KiB; what it takes for their index is part of the base,
-which is measured when it is idle.
+``--mib`` MiB of documents of 1 KiB and 20,000 of 16 KiB; the memory for their index is part of the base,
+which is measured when the node is idle.
 
-    streams  four readers read everything from disk, at the same time and again and again
+    streams  four readers read everything from disk, at the same time and over and over
     writers  two writers overwrite the documents of 16 KiB, as fast as the node takes them
 
-After each, ``--idle`` seconds with nothing to do, and more while the node still computes or a merge goes on:
-on a busy machine that takes longer.
+After each, ``--idle`` seconds with nothing to do, and more while the node still computes or a merge is
+running, which takes longer on a busy machine.
 
 Targets: at most base + quota + 10 % while it writes; at most base + 10 % when it is idle again.
 """
@@ -38,7 +38,7 @@ from tailrace.wire.kv import Get, Set
 
 QUOTA_MIB = 256
 SAMPLE_S = 0.02
-LOOK_S = 6.0  # free memory is looked for every 5 s
+LOOK_S = 6.0  # the node looks for free memory every 5 s
 IDLE_SHARE = 0.02
 LONGEST_REST_S = 300.0
 VALUE = random.Random(1).randbytes(16 << 10)
@@ -57,7 +57,7 @@ def computed_s(pid: int) -> float:
 
 
 def rest(pid: int, idle_s: float) -> None:
-    """Until the node has been idle for a while."""
+    """Wait until the node has been idle for a while."""
     time.sleep(idle_s)
     ends = time.monotonic() + LONGEST_REST_S
     while time.monotonic() < ends:
@@ -99,7 +99,7 @@ def warm_up(port: int) -> None:
 
 
 def write(peer: Peer, name: bytes, first: int) -> None:
-    """Some values of 16 KiB; refused ones are sent again, as a client would."""
+    """Write some values of 16 KiB; refused ones are sent again, as a client would."""
     keys = [(n % VBUCKETS, b"%b%d" % (name, n % KEYS)) for n in range(first, first + DEPTH)]
     requests = b"".join(Set(vbucket=number, key=key, value=VALUE).encode() for number, key in keys)
     while True:
@@ -130,7 +130,7 @@ def read_until(port: int, _name: bytes, stop: Event) -> None:
 
 @contextlib.contextmanager
 def running(work: Callable[[int, bytes, Event], None], port: int, count: int) -> Iterator[None]:
-    """So many processes at work, while in the block."""
+    """Run a number of processes while in the block."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     processes = [context.Process(target=work, args=(port, b"%d-" % n, stop)) for n in range(count)]

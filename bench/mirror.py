@@ -1,4 +1,4 @@
-"""The mirror beside what people would do without it, and beside its promises.
+"""The mirror against what people would do without it, and against its promises.
 
     python bench/mirror.py [--parts first,rounds,merge,latency,repair,trickle,memory,read] [--docs N]
                            [--size BYTES] [--vbuckets N] [--changes N] [--rounds N] [--seconds S] [--merges N]
@@ -7,32 +7,32 @@
 A `tailrace serve` process holds the documents; Spark runs on this machine (`local[*]`). Each part can be
 asked for alone; they come in this order, because the later ones change the documents.
 
-- first: a mirror into a new table, beside `spark.read.format("tailrace")...write.parquet` of the same
+- first: a mirror into a new table, against `spark.read.format("tailrace")...write.parquet` of the same
   bucket. Target: at least 0.6 of its rows a second; and 10 M documents take at most 11 times as long as 1 M.
 - rounds: `--rounds` rounds of `--changes` (a twentieth of them deletions). Changes a second by the clock,
-  from when the changes are there until they are committed, and with every compaction waited for; what a
-  round spends where, also in CPU of each process; bytes written to the table's folder (the log, vectors and
-  compaction too) for a byte of changes. Targets: at most 6 with rounds of 10,000; into 10 M documents at
+  from when the changes are in the bucket until they are committed, and the same including compaction; where
+  a round spends its time, also as CPU of each process; bytes written to the table's folder (log, vectors and
+  compaction included) per byte of changes. Targets: at most 6 with rounds of 10,000; into 10 M documents at
   least 0.7 of the changes a second into 1 M.
-- merge: in turns a round of the mirror and the same changes with delta-rs MERGE into a second table, fed by
-  the same client in a process of its own, `--merges` times. Target: the mirror makes at least 3 times its
-  changes a second with 1 M documents, 20 times with 10 M.
+- merge: alternately a round of the mirror, and the same changes with delta-rs MERGE into a second table, fed
+  by the same client in a process of its own, `--merges` times. Target: the mirror makes at least 3 times
+  MERGE's changes a second with 1 M documents, 20 times with 10 M.
 - latency: 200 writes a second while the mirror runs; from a write's answer to the commit that has its row.
   Target: p50 1 s, p99 3 s.
-- repair: 1, 32 and all vbuckets lose their last changes; until the table is right. Target: 1, 2 and 5 s.
-- trickle: 200 updates a second for `--seconds`; the folder at its end beside the live data. Target: below
-  2.5.
+- repair: 1, 32 and all vbuckets lose their last changes; time until the table is right. Target: 1, 2 and 5 s.
+- trickle: 200 updates a second for `--seconds`; the final size of the folder relative to the live data.
+  Target: below 2.5.
 - memory: many changes (`--memory-changes`); what the driver, its Java and the largest Python worker hold
   in the second and in the last third of them. Target: flat.
-- read: the table as other engines read it (delta-rs' QueryBuilder, polars) beside `scan`: the same rows.
-  And what the processes held at most: no Python worker above 1 GiB.
+- read: the table as other engines read it (delta-rs' QueryBuilder, polars) against `scan`: the same rows.
+  And the most that the processes held: no Python worker above 1 GiB.
 
 `--figures FILE` keeps the figures of runs by number of documents, as JSON: a run with more documents is
 compared with the one before. `--feed DIR` leaves what other engines need to do the same: `DIR/table`, the
 Delta table as it was before the first MERGE, `DIR/round-000.parquet` and so on, the changed rows of each
 round with a column `deleted`, and `DIR/figures.json` with the seconds of the mirror and of delta-rs for each.
 
-Figures are taken on one machine in one run; two sides of a comparison follow each other.
+Figures are taken on one machine in one run; the two sides of a comparison directly follow each other.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def said(part: str, text: str, *, ok: bool | None = None, target: str = "") -> N
 
 
 class Bench:
-    """A loaded node, a session, and where things lie."""
+    """A loaded node, a session, and where things are."""
 
     def __init__(self, options: argparse.Namespace, spark: Any, port: int, directory: Path) -> None:
         self.options = options
@@ -109,7 +109,7 @@ class Bench:
 
     @property
     def client(self) -> KvClient:
-        """For writes and questions; a node closes connections on which nothing happens for minutes."""
+        """A new client for writes and questions: a node closes connections that are idle for minutes."""
         if self._client is not None and time.monotonic() - self._used_at > 30.0:
             self._client.close()
             self._client = None
@@ -119,14 +119,14 @@ class Bench:
         return self._client
 
     def load(self, docs: int, *more: str) -> int:
-        """Overwrite documents, the same for the same seed; how many writes that were."""
+        """Overwrite documents, the same ones for the same seed; returns the number of writes."""
         command = [sys.executable, "-m", "tailrace", "load", self.url, "--docs", str(docs), *more]
         command += ["--size", str(self.options.size), "--json"]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         return int(json.loads(done.stdout)["writes"])
 
     def change(self, seed: int) -> None:
-        """Random documents of all are written anew, and a twentieth of those deleted."""
+        """Rewrite random documents, and delete a twentieth of them."""
         rng = random.Random(seed)
         keys = [f"doc::{number:08d}" for number in rng.sample(range(self.options.docs), self.options.changes)]
         length = max(1, self.options.size - 20)
@@ -140,7 +140,7 @@ class Bench:
             self.client.delete(key)
 
     def figure(self, name: str, value: float) -> tuple[int, float] | None:
-        """Keep a figure; the same of the run with the most documents below this one's, if there was one."""
+        """Keep a figure; returns that of the run with the next fewer documents, if there was one."""
         self.figures[name] = value
         smaller = [
             docs for docs, figures in self._known.items() if docs < self.options.docs and name in figures
@@ -162,7 +162,7 @@ class Bench:
 
     @contextlib.contextmanager
     def running_mirror(self, **settings: Any) -> Iterator[Watch]:
-        """A mirror that runs, caught up."""
+        """A running mirror that has caught up."""
         self.need_mirror()
         watch = Watch(self)
         handle = ts.mirror(self.spark, self.url, self.table, on_progress=watch.note, **settings)
@@ -175,7 +175,7 @@ class Bench:
 
 
 class Stepped:
-    """A mirror that does its rounds when it is told to, so that a round has all of the changes."""
+    """A mirror that does its rounds on demand, so that a round has all of the changes."""
 
     def __init__(self, bench: Bench) -> None:
         bench.need_mirror()
@@ -195,8 +195,8 @@ class Stepped:
         self._mirror.close()
 
     def catch_up(self) -> tuple[float, float]:
-        """Rounds until the table is where the bucket is; how long that took, and with the compaction that was
-        begun, which runs beside the rounds unless it is waited for.
+        """Do rounds until the table has caught up; how long that took, without and with waiting for the
+        compaction that was started, which otherwise runs beside the rounds.
         """
         high = self._bench.client.high_seqnos()
         began = time.perf_counter()
@@ -208,7 +208,7 @@ class Stepped:
 
 
 class Watch:
-    """Knows when a running mirror committed what."""
+    """Records when a running mirror committed what."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -224,7 +224,7 @@ class Watch:
             self._changed.notify_all()
 
     def wait_caught_up(self, positions: Mapping[int, Position] | None = None) -> float:
-        """Until the table is where the bucket is; when that was."""
+        """Wait until the table has caught up with the bucket; when that was."""
         if positions:
             self._positions = dict(positions)
         high = {vbucket: seqno for vbucket, seqno in self._bench.client.high_seqnos().items() if seqno}
@@ -242,7 +242,7 @@ class Watch:
 
 
 def incompressible(rng: random.Random, length: int) -> str:
-    """Text that a Parquet file can't hold in fewer bytes: what compresses makes any table look small."""
+    """Text that Parquet can't compress, since compressible text makes any table look small."""
     return base64.b85encode(rng.randbytes(length * 4 // 5 + 4)).decode()[:length]
 
 
@@ -253,7 +253,7 @@ def known_figures(path: Path | None) -> dict[int, dict[str, float]]:
 
 
 class Peak(threading.Thread):
-    """Looks at what the Python workers hold."""
+    """Samples the memory of the Python workers."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -282,7 +282,7 @@ def folder_bytes(path: str) -> int:
 
 
 class Written:
-    """Counts every byte that appears in a folder, also in files that are gone again."""
+    """Counts every byte that appears in a folder, even in files that are soon gone."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -298,7 +298,7 @@ class Written:
         return sizes
 
     def more(self) -> int:
-        """Bytes of files that were not there at the last look."""
+        """Bytes of files that are new since the last look."""
         now = self._look()
         fresh = sum(size for path, size in now.items() if path not in self._sizes)
         self._sizes = {**self._sizes, **now}
@@ -309,7 +309,7 @@ class Written:
 
 
 def first(bench: Bench) -> None:
-    """A first load beside Spark's own way to write the source's rows."""
+    """A first load against Spark's own writing of the source's rows."""
     docs = bench.options.docs
     ratios, times = [], []
     for _ in range(bench.options.firsts):
@@ -396,12 +396,12 @@ def rounds(bench: Bench) -> None:
 
 
 def merge(bench: Bench) -> None:
-    """What people do without the mirror: MERGE what came. In turns with the mirror, of the same changes."""
+    """What people do without the mirror: MERGE. Alternates with the mirror, on the same changes."""
     bench.need_mirror()
     merged = str(bench.directory / "merged")
     feed = bench.options.feed
     timings = []
-    # in a process of its own: what it holds is not the driver's
+    # in a process of its own: its memory must not count as the driver's
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         pool.submit(copy_table, bench.table, merged).result()
         if feed is not None:
@@ -437,7 +437,7 @@ def merge(bench: Bench) -> None:
 
 
 def copy_table(table: str, merged: str) -> None:
-    """The rows of a mirror as a Delta table without anything of ours."""
+    """Copy the rows of a mirror into a plain Delta table."""
     held = open_table(table)
     masks = {file.path: held.mask(file) for file in held.files()}
     rows = scan(held.store, held.files(), masks, held.schema, key_hash=KeyHash(held.secret))
@@ -462,7 +462,7 @@ def source_position(bench: Bench, vbucket: int, seqno: int) -> Position:
 
 
 def newest_rows(changes: pa.Table) -> pa.Table:
-    """Rows of a table, each document once; with a column that says which are deleted."""
+    """Rows of a table, each document once, with a column that says which are deleted."""
     numbered = changes.append_column("at", pa.array(range(changes.num_rows)))
     last = numbered.group_by("key").aggregate([("at", "max")])
     return rows_of(numbered.take(last["at_max"]).drop_columns(["at"]), keep_deletes=True)
@@ -498,7 +498,7 @@ def write_steadily(bench: Bench, seconds: float, note: Callable[[int, int], None
 
 
 def latency(bench: Bench) -> None:
-    """From a write to its row."""
+    """The time from a write to its row."""
     written: list[tuple[float, int, int]] = []
     with bench.running_mirror() as watch:
         write_steadily(
@@ -527,7 +527,7 @@ def latency(bench: Bench) -> None:
 
 
 def repair(bench: Bench) -> None:
-    """From a loss to the table without it."""
+    """The time from a loss of changes to a table without them."""
     count = bench.options.vbuckets
     with bench.running_mirror() as watch:
         for lost in sorted({1, min(32, count), count}):
@@ -555,7 +555,7 @@ def repair(bench: Bench) -> None:
 
 
 def trickle(bench: Bench) -> None:
-    """A little, for a long time: does the folder stay small?"""
+    """A few changes for a long time: does the folder stay small?"""
     with bench.running_mirror() as watch:
         sizes = []
         began = time.perf_counter()
@@ -576,14 +576,14 @@ def trickle(bench: Bench) -> None:
 
 
 def memory(bench: Bench) -> None:
-    """Does anybody grow while many changes go through?"""
+    """Does the memory of any process grow while many changes go through?"""
     samples: list[dict[str, float]] = []
     with bench.running_mirror() as watch:
         for number in range(max(9, bench.options.memory_changes // bench.options.changes)):
             bench.change(9_000 + number)
             watch.wait_caught_up()
             samples.append(holdings(bench))
-    third = len(samples) // 3  # the first of the three is for warming up
+    third = len(samples) // 3  # the first third is for warming up
     for name in samples[0]:
         before, after = (
             statistics.median(held.get(name, 0.0) for held in part)
@@ -598,7 +598,7 @@ def memory(bench: Bench) -> None:
 
 
 def holdings(bench: Bench) -> dict[str, float]:
-    """Megabytes by process; Java's are those in use after a collection."""
+    """Megabytes by process; for Java those in use after a collection."""
     jvm = bench.spark.sparkContext._jvm
     jvm.System.gc()
     runtime = jvm.Runtime.getRuntime()
@@ -660,7 +660,7 @@ def python_holdings() -> dict[str, float]:
 
 
 def read(bench: Bench) -> None:
-    """The same rows for everybody."""
+    """Reads the same rows with each engine."""
     import polars
 
     bench.need_mirror()
@@ -681,7 +681,7 @@ def read(bench: Bench) -> None:
 
 
 def digest(batches: Any) -> tuple[int, str]:
-    """How many rows, and a hash of them in whatever order."""
+    """How many rows, and a hash of them that does not depend on their order."""
     count, total = 0, 0
     for batch in batches:
         columns = [batch.column(number).to_pylist() for number in range(batch.num_columns)]
@@ -735,7 +735,7 @@ def main() -> None:
                 if part in parts:
                     run(bench)
                     bench.save_figures()
-                if part == "memory":  # what follows is other engines in this process
+                if part == "memory":  # later parts run other engines in this process
                     bench.peak.stop()
             peak = bench.peak
             said(

@@ -1,12 +1,12 @@
-"""What the page costs a node: how soon it is answered, and which share of a core it takes.
+"""What the page costs a node: how soon requests are answered, and which share of a core they take.
 
     python bench/page.py [--connections N] [--each N] [--seconds S]
 
 A `tailrace serve` process has 1,024 vbuckets and ``--connections`` readers (200) with ``--each`` streams (1).
-The page's figures (``/api/view``) are asked for every two seconds, as a browser does, and so are the samples
+The page's figures (``/api/view``) are requested every two seconds, as by a browser, and so are the samples
 that its charts draw (``/api/past``, all of them) and the metrics. The share is processor time of the node's
-process, less what it takes with nobody looking, so that a busy machine does not change it; the answers' times
-are by the clock, and it does.
+process, less what it takes with nobody looking, so a busy machine does not change it; the answers' times are
+by the clock, so it changes those.
 
 Target: answers in under 100 ms, less than 1 % of a core.
 """
@@ -72,7 +72,7 @@ def measure(pid: int, port: int, web_port: int, given: argparse.Namespace) -> No
 
 
 def reader(port: int, number: int, each: int) -> socket.socket:
-    """A connection with streams that nobody reads any further."""
+    """A connection with open streams that nobody reads."""
     connection = socket.create_connection(("127.0.0.1", port))
     requests = [DcpOpen(key=b"reader%d" % number, flags=1).encode()]
     for at in range(each):
@@ -83,7 +83,7 @@ def reader(port: int, number: int, each: int) -> socket.socket:
 
 
 def cpu_share(pid: int, seconds: float, times: list[tuple[float, int]], url: str = "") -> float:
-    """The share of a core that a process takes while a URL is asked for."""
+    """The share of a core that a process takes while a URL is requested."""
     before, began = cpu_s(pid), time.monotonic()
     while time.monotonic() - began < seconds:
         asked = time.monotonic()

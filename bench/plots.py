@@ -1,7 +1,7 @@
 """Small line plots as SVG, for the pages of docs/: no library, nothing to install.
 
-A plot is a panel with a title, lines by name, and axes that may be logarithmic; panels stand side by side in
-one picture. Colours are readable on white and on black, and every line has its own mark.
+A plot is a panel with a title, named lines, and axes that may be logarithmic; panels are side by side in one
+picture. Colours are readable on white and on black, and every line has its own mark.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TEXT, LINE = "#7a7a7a", "#9a9a9a55"
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: points by the name of their line, in the order of their x."""
+    """One plot: points by the name of their line, in order of x."""
 
     title: str
     x_title: str
@@ -30,7 +30,7 @@ class Panel:
 
 
 def short(number: float) -> str:
-    """As it stands at an axis."""
+    """A number as an axis shows it."""
     for size, word in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g}{word}"

@@ -2,10 +2,10 @@
 
     python bench/reopen.py [--docs N] [--size BYTES]
 
-A `tailrace serve` process is loaded by a `tailrace load` process (in a terminal that one shows a bar), then
-stopped and started again three times on the same directory: twice after a clean stop, once after a kill.
-Ready is when the ready file is there, so the interpreter's start and all imports count; they are
-bytecode, as in any installation, also where the environment forbids to write any.
+A `tailrace serve` process is loaded by a `tailrace load` process, which shows a bar in a terminal, then
+stopped and started again three times on the same directory: twice after a clean stop, once after a kill. It
+is ready when the ready file is there, so the interpreter's start and all imports count; modules are compiled
+to bytecode as in any installation, even if the environment forbids writing it.
 
 Target: ready in less than 1 s, each time.
 """
@@ -26,7 +26,7 @@ TARGET_S = 1.0
 
 
 def start(directory: Path) -> tuple[subprocess.Popen[bytes], int, float]:
-    """A node, its port, and the seconds until it was ready."""
+    """Start a node: the process, its port, and the seconds until it was ready."""
     ready = directory / "ready.json"
     ready.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tailrace", "serve", "--port", "0"]
@@ -47,7 +47,7 @@ def rss_mib(process: subprocess.Popen[bytes]) -> int:
 
 
 def cpu_s(process: subprocess.Popen[bytes]) -> float:
-    """Of the process so far: what a busy machine falsifies less than seconds."""
+    """CPU time of the process so far, which a busy machine distorts less than elapsed time."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

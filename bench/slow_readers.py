@@ -1,11 +1,11 @@
-"""What readers that are slow or don't read cost the writers of a node: sets a second, with them and without.
+"""What slow readers cost the writers of a node: sets a second, with and without them.
 
     python bench/slow_readers.py [--seconds S] [--rounds N] [--readers N]
 
 A `tailrace serve` process is loaded. A writer in a process of its own sends sets, pipelined, and counts the
-answers. In turns it writes alone, beside readers that have asked for every vbucket and read nothing, and
-beside readers that take 2 MB a second each. The share is the median of the rounds' shares, each against the
-writer alone just before.
+answers. In turns it writes alone, beside readers that have requested every vbucket and read nothing, and
+beside readers that take 2 MB a second each. The share is the median of the rounds' shares, each relative to
+the writer alone just before.
 
 Target: at least 0.80 of the rate alone.
 """
@@ -35,7 +35,7 @@ TARGET = 0.80
 
 
 def write(port: int, seconds: float, rate: multiprocessing.connection.Connection) -> None:
-    """Sets a second."""
+    """The writer: sets a second."""
     batches = []
     for first in range(0, 20_000, DEPTH):
         numbers = range(first, first + DEPTH)

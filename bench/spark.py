@@ -5,17 +5,17 @@
 
 A `tailrace serve` process holds the documents; Spark runs on this machine. Each part can be asked for alone.
 
-- batch: a `read` of the bucket beside a scan of Parquet files with the same rows and columns, every column of
-  every row, into Spark's noop sink. Target: at least 0.8 of the scan's rows a second, in the same round.
-  A line below has the CPU time of each side a million rows: Java's own, Spark's Python processes, the node.
-- stream: the same with `readStream` until everything has come, beside Spark's stream of the Parquet files.
+- batch: a `read` of the bucket against a scan of Parquet files with the same rows and columns, every column
+  of every row, into Spark's noop sink. Target: at least 0.8 of the scan's rows a second, in the same round.
+  A second line has each side's CPU time per million rows: Java's own, Spark's Python processes, the node.
+- stream: the same with `readStream` until everything has come, against Spark's stream of the Parquet files.
   Both get the same limit for the rows of a micro-batch, a quarter of all (`--triggers`), because a batch
   costs Spark about the same whatever is in it; ours makes at least as many of them.
   Rows a second while batches run, waits for the node and decoding included. Target: at least 0.7. Another
   line has the whole query, with the processes that it starts: that part does not grow with the rows.
   Target: at least 0.5.
 
-A figure is the median over the rounds; the two sides of a round follow each other at once. Two rounds before
+A figure is the median over the rounds; the two sides of a round directly follow each other. Two rounds before
 the first are not counted: Java compiles what it runs often, on both sides.
 """
 
@@ -44,7 +44,7 @@ FILES_A_TRIGGER = os.cpu_count() or 2
 
 
 class Bench:
-    """A loaded node, a session, and where things lie."""
+    """A loaded node, a session, and where things are."""
 
     def __init__(self, options: argparse.Namespace, spark: Any, port: int, directory: Path) -> None:
         self.options = options
@@ -56,7 +56,7 @@ class Bench:
         self._node = int(json.loads((directory / "ready.json").read_text())["pid"])
 
     def spent(self) -> Spent:
-        """What both sides took up to now."""
+        """What both sides have used so far."""
         return spent(self._java, self._node)
 
     # what both sides read
@@ -76,11 +76,11 @@ class Bench:
 
 @dataclass(frozen=True)
 class Spent:
-    """CPU seconds of the processes that take part."""
+    """CPU seconds of the processes involved."""
 
     java: float = 0.0
     python: float = 0.0
-    """Of the processes that Java started, those that have ended too."""
+    """Of the processes that Java started, including those that have ended."""
     node: float = 0.0
 
     def since(self, before: Spent) -> Spent:
@@ -88,7 +88,7 @@ class Spent:
 
 
 def spent(java: int, node_pid: int) -> Spent:
-    """Up to now. Only Linux tells: zeros elsewhere."""
+    """CPU seconds so far. Only Linux tells: zeros elsewhere."""
     stats: dict[int, list[str]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -104,13 +104,13 @@ def spent(java: int, node_pid: int) -> Spent:
                 yield pid
                 yield from descendants(pid)
 
-    # user and system time stand in fields 14 and 15, those of children that were waited for behind them
+    # user and system time are in fields 14 and 15, those of children that were waited for after them
     python = seconds(java, 13, 15) + sum(seconds(pid, 11, 15) for pid in descendants(java))
     return Spent(seconds(java, 11, 13), python, seconds(node_pid, 11, 13))
 
 
 def timed(what: Callable[[], float | None]) -> tuple[float, float]:
-    """The seconds that it says were its own, or all of them; and all of them."""
+    """The seconds that the work itself reports, or all of them; and all of them."""
     gc.collect()
     began = time.perf_counter()
     own = what()
@@ -125,7 +125,7 @@ def verdict(name: str, figure: float, target: float) -> str:
 def side_by_side(
     bench: Bench, what: str, ours: Callable[[], float | None], rival: str, theirs: Callable[[], float | None]
 ) -> None:
-    """Both in turn. Each gives the seconds that count, the clock has all of them."""
+    """Run both in turn. Each returns the seconds that count; the clock has all of them."""
     counted: list[tuple[float, float]] = []
     whole: list[tuple[float, float]] = []
     cpu: list[tuple[Spent, Spent]] = []
@@ -162,7 +162,7 @@ def report(bench: Bench, what: str, rival: str, times: list[tuple[float, float]]
 
 
 def batch(bench: Bench) -> None:
-    """`read` beside a Parquet scan."""
+    """`read` against a Parquet scan."""
     path = bench.parquet()
 
     def noop(frame: Any) -> None:
@@ -178,7 +178,7 @@ def batch(bench: Bench) -> None:
 
 
 def stream(bench: Bench) -> None:
-    """`readStream` beside a stream of Parquet files."""
+    """`readStream` against a stream of Parquet files."""
     path = bench.parquet()
     schema = bench.spark.read.parquet(path).schema
     most_rows = -(-bench.options.docs // bench.options.triggers)

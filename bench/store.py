@@ -3,17 +3,17 @@
     python bench/store.py                       500,000 documents of 256 B in 1,024 vbuckets, 1 M updates
     python bench/store.py --docs 100000 --updates 200000
 
-Updates of keys drawn at random come in batches of 1,000, each synced before the next begins. They are done in
-rounds, in which each contender has its turn; a turn ends when no sealing, flushing or compaction is due. At
-the end each is compacted wholly, so that nothing is left of what was superseded, and that time counts too:
-all begin with the same state, and all end with the same. The batches of a turn are made before its clock
-starts, and the interpreter is set as a node sets it. `bench/README.md` says what each contender does:
+Updates of random keys come in batches of 1,000, each synced before the next begins. They are done in rounds,
+in which each contender has its turn; a turn ends when no sealing, flushing or compaction is due. At the end
+each is compacted fully, so that nothing superseded is left, and that time counts too: all begin with the same
+state, and all end with the same. The batches of a turn are made before its clock starts, and the interpreter
+is tuned as a node tunes it. `bench/README.md` says what each contender does:
 
-- *tailrace*, as it is, but for the history that a node keeps to undo changes (`--history 200` is a node's).
+- *tailrace*, as it is, except for the history that a node keeps to undo changes (a node has `--history 200`).
 - *rocksdb, same job*: documents by key, with rev and CAS, and everything of a vbucket after a seqno, each
-  document once. The target is for this one: at least 2.5 times its updates.
-- *rocksdb, same job, index in memory*: the same, but nothing is read: what is newest is also in a dict.
-- *rocksdb, plain*: a put of key and value; no seqnos, no revs. Another job, for orientation.
+  document once. This is the one with a target: at least 2.5 times its updates.
+- *rocksdb, same job, index in memory*: the same without reading: the newest versions are also in a dict.
+- *rocksdb, plain*: a put of key and value; no seqnos, no revs. A different job, for orientation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ VALUES = 1_024
 
 
 class Documents(NamedTuple):
-    """A batch as it comes from clients: bytes that nobody has seen before."""
+    """A batch as it comes from clients: new bytes objects."""
 
     vbuckets: list[int]
     keys: list[bytes]
@@ -54,7 +54,7 @@ class Documents(NamedTuple):
 
 
 class Source:
-    """Makes the batches: for each turn anew, before its clock starts, so that no key was hashed before."""
+    """Makes new batches for each turn, before its clock starts, so that no key has its hash cached."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         rng = random.Random(1)
@@ -84,13 +84,13 @@ class Source:
 
 class Contender(Protocol):
     def write(self, batches: list[Documents]) -> None:
-        """Each batch is on disk before the next begins. In the end all maintenance that is due is done; what
-        is in the log and in memory may stay there.
+        """Write batches, each on disk before the next begins. At the end all maintenance that is due is done;
+        what is in the log and in memory may stay there.
         """
         ...
 
     def compact(self) -> None:
-        """Nothing that was superseded is left."""
+        """Compact until nothing superseded is left."""
         ...
 
     def count(self) -> int:
@@ -122,7 +122,7 @@ class Ours:
             self._maintain()
 
     def _maintain(self) -> None:
-        """Take over what is done and begin what is due, on other threads, as a node does."""
+        """Adopt finished jobs and start those due, on other threads, as a node does."""
         for job, thread in list(self._jobs.items()):
             if not thread.is_alive():
                 job.finish()
@@ -138,7 +138,7 @@ class Ours:
         return self.scan()[0]
 
     def scan(self) -> tuple[int, int]:
-        """Everything, as a backfill reads it: frames and bytes."""
+        """Read everything as a backfill does: the number of frames and bytes."""
         frames = size = 0
         for vbucket in self._bucket:
             after = 0
@@ -163,7 +163,7 @@ class Ours:
 
 
 class Rocks:
-    """RocksDB with its own defaults, its log synced for each batch."""
+    """RocksDB with its defaults, its log synced for each batch."""
 
     # a mutation's header and extras: what a stream sends, with CAS, seqno, rev, flags and expiry
     _HEAD = struct.Struct(">HHBBHIIQQQIIIHB")
@@ -194,8 +194,8 @@ class Rocks:
         self._settle()
 
     def _change(self, changes: Any, batch: Documents) -> None:
-        """The document's new frame at its new seqno, the key leads there, the old frame goes: a scan must
-        not meet it.
+        """Put the document's new frame at its new seqno, point the key there, and delete the old frame, which
+        a scan must not meet.
         """
         head, entry_of, entry_at = self._HEAD.pack, self._ENTRY.pack, self._ENTRY.unpack
         put, delete, high = changes.put, changes.delete, self._high
@@ -244,7 +244,7 @@ class Rocks:
 
 @dataclass
 class Turns:
-    """What a contender has taken so far, by the clock and of processors."""
+    """What a contender has taken so far, in elapsed and in CPU time."""
 
     name: str
     contender: Contender
@@ -259,7 +259,7 @@ class Turns:
         return sum(self.rounds_s) + self.compacting_s
 
     def take(self, what: Callable[[], Any]) -> float:
-        """A turn; how long it took."""
+        """Do a turn; how long it took."""
         gc.collect()
         cpu_s, start = processor_s(), time.perf_counter()
         what()
@@ -268,7 +268,7 @@ class Turns:
 
 
 def processor_s() -> float:
-    """Of this process and of those that it started."""
+    """CPU time of this process and of those that it started."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
@@ -287,7 +287,7 @@ def main() -> None:
     parser.add_argument("--without-rocksdb", action="store_true")
     args = parser.parse_args()
 
-    # As a node does, for everybody: the collector finds nothing, however often it goes through all of it.
+    # As a node does, for all contenders: full collections find nothing.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
     sys.setswitchinterval(0.000_5)
@@ -362,7 +362,7 @@ def run(args: argparse.Namespace, root: str) -> None:
 
 
 def more_of_ours(turns: Turns) -> None:
-    """What has no rival."""
+    """Measurements without a contender."""
     ours = turns.contender
     assert isinstance(ours, Ours)
     show("tailrace: open again", f"{turns.take(ours.reopen) * 1000:,.0f} ms")

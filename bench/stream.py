@@ -3,13 +3,13 @@
     python bench/stream.py [--docs N] [--sizes 64,256,1024] [--vbuckets N] [--rounds N] [--old-client]
 
 A `tailrace serve` process is loaded and stopped, what was in its memory is sealed into segments, and it is
-started again: everything then comes from its data directory. The first read is looked through: every document
-must come exactly once, in disk snapshots. What came is kept, and a second process does nothing but send the
-very same bytes in pieces of 256 KiB. Then both are read in turns by the same loop, which counts and does not
-look. Sockets are the kernel's default on both sides of both, with TCP_NODELAY as asyncio sets it. The clock
-starts with the request: what the node needs to open the streams is in its figure. The share is the median of
-the rounds' shares: the two measurements of a round follow each other at once, so that what else the machine
-does falls on both. Behind it stands the best round of each, which is what nobody disturbed most.
+started again: everything then comes from its data directory. The first read is checked: every document must
+come exactly once, in disk snapshots. Its bytes are kept, and a second process does nothing but send the same
+bytes in pieces of 256 KiB. Then both are read in turns by the same loop, which only counts. All sockets have
+the kernel's defaults, with TCP_NODELAY as asyncio sets it. The clock starts with the request, so the time to
+open the streams counts for the node. The share is the median of the rounds' shares: the two measurements of a
+round directly follow each other, so that other load on the machine affects both. After it comes the best
+round of each, which was disturbed least.
 
 Target: 0.40 / 0.45 / 0.45 of raw loopback for values of 64, 256 and 1,024 bytes.
 """
@@ -75,7 +75,7 @@ def connected(port: int, *, collections: bool, name: bytes = b"bench") -> socket
     features = [Feature.XERROR, Feature.SNAPPY, *([Feature.COLLECTIONS] if collections else [])]
     hello = Frame(0x80, Op.HELLO, body=b"".join(struct.pack(">H", feature) for feature in features))
     opening = [hello.encode(), DcpOpen(key=name, flags=OPEN_FLAGS).encode()]
-    # collections want no-ops; they would be bytes that the raw sender does not have, so none may come due
+    # collections require no-ops; the raw sender does not have their bytes, so none may come due
     opening.append(DcpControl(key=b"enable_noop", value=b"true").encode())
     opening.append(DcpControl(key=b"set_noop_interval", value=b"10800").encode())
     connection = socket.create_connection(("127.0.0.1", port))
@@ -97,7 +97,7 @@ def requests(vbuckets: int, flags: AddStreamFlag = AddStreamFlag.TO_LATEST) -> b
 
 
 def first_read(port: int, vbuckets: int, docs: int, *, collections: bool) -> bytes:
-    """Everything that comes for the requests, looked through."""
+    """Everything that comes for the requests, checked."""
     connection = connected(port, collections=collections)
     connection.sendall(requests(vbuckets))
     framer, received, ended, keys = Framer(), bytearray(), 0, set[tuple[int, bytes]]()
@@ -134,7 +134,7 @@ def read(connection: socket.socket, request: bytes, size: int) -> float:
 
 
 def send_raw(path: str, port_there: multiprocessing.connection.Connection) -> None:
-    """The other process: whoever connects gets the file."""
+    """The other process: every client that connects gets the file."""
     listener = socket.create_server(("127.0.0.1", 0))
     port_there.send(listener.getsockname()[1])
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -2,9 +2,9 @@
 
     python bench/table_log.py [--commits 100000] [--files 67] [--cleaned]
 
-Makes the log of a table as a mirror leaves it: a round each second, every one of them with positions of 1,024
-vbuckets and new vectors for some of the files, and a checkpoint every 100. With ``--cleaned`` the log is what
-maintenance leaves of it, without it every commit is still there.
+Makes the log of a table as a mirror leaves it: a round each second, each with positions of 1,024 vbuckets and
+new vectors for some of the files, and a checkpoint every 100. With ``--cleaned`` the log is what maintenance
+leaves of it, otherwise every commit is still there.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
     python bench/turns.py FILE serve ...
 
-A turn is one callback of the event loop: nobody else is served meanwhile. A turn of `LONG_S` or more by the
-clock is a line of FILE: when it ended (by the monotonic clock that all processes share), how long it took by
-the clock and how much of that the loop's thread computed, in milliseconds, how long the garbage collector had
-of it, and what it was. The time by the clock includes what other threads and processes took, so on a busy
-machine the computed time is what counts.
+A turn is one callback of the event loop: nobody else is served meanwhile. Each turn of `LONG_S` or more by
+the clock gives a line in FILE: when it ended (by the monotonic clock that all processes share), how long it
+took by the clock and how much of that the loop's thread computed, in milliseconds, how much the garbage
+collector took of it, and what it was. The time by the clock includes what other threads and processes took,
+so on a busy machine the computed time is what counts.
 
-A pass is one round of the loop: the turns of all that is ready. Whoever asks something waits for the pass
-that is going on and for its own. A line for each of `PASS_S` or more has what this process computed
-meanwhile, in all of its threads: on a quiet machine it takes no longer, even if they never let go of Python.
+A pass is one round of the loop: the turns of all that is ready. A request waits for the current pass and for
+its own. A line for each pass of `PASS_S` or more has what this process computed meanwhile, in all of its
+threads: on a quiet machine it takes no longer, even if they never release Python's lock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def name_of(callback: Any) -> str:
 
 
 def watch(path: Path) -> None:
-    """From now on, in this process."""
+    """Watch the turns of this process from now on."""
     out = path.open("w", buffering=1)
     collected_s = began_collecting = 0.0
     run = asyncio.Handle._run

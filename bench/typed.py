@@ -1,15 +1,15 @@
-"""Typed tables beside untyped ones, and `ts.table` beside Spark's own Parquet scan of the same rows.
+"""Typed tables against untyped ones, and `ts.table` against Spark's own Parquet scan of the same rows.
 
     python bench/typed.py [--docs N] [--vbuckets N] [--runs N]
 
-A `tailrace serve` process holds documents of about 1 KiB of JSON with 30 fields, some nested, as a shop has
-them; Spark runs on this machine (`local[*]`). Untyped and typed mirrors follow each other, `--runs` times.
+A `tailrace serve` process holds documents of about 1 KiB of JSON with 30 fields, some nested, as a shop might
+have them; Spark runs on this machine (`local[*]`). Untyped and typed mirrors alternate, `--runs` times.
 
 - mirror: a first load into a new table, untyped and with `schema="infer"`. Target: the typed one keeps at
   least 0.5 of the untyped one's rows a second.
 - scan: three queries over the typed rows (a sum over two columns, a filter on a nested field, all columns)
-  by `ts.table` and by `spark.read.parquet` of a plain folder with the same rows. Target: at least 0.5 of its
-  rate.
+  by `ts.table` and by `spark.read.parquet` of a plain folder with the same rows. Target: at least 0.5 of the
+  latter's rate.
 
 The figures of 1 M documents: `python bench/typed.py --docs 1000000`.
 """
@@ -151,7 +151,7 @@ def main() -> None:
         print(f"{chosen.docs:,} documents, {size / chosen.docs:,.0f} bytes each", flush=True)
         spark = ts.session("bench typed", **{"spark.ui.enabled": "false", "spark.log.level": "ERROR"})
         typed, untyped, plain = (Path(folder) / name for name in ("typed", "untyped", "plain"))
-        mirror_rate(spark, url, untyped, chosen.docs)  # workers and code get warm
+        mirror_rate(spark, url, untyped, chosen.docs)  # warms up workers and code
         rates: dict[str, list[float]] = {"untyped": [], "typed": []}
         for _ in range(chosen.runs):
             rates["untyped"].append(mirror_rate(spark, url, untyped, chosen.docs))

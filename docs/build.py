@@ -1,10 +1,10 @@
-"""Makes the pages that come from declarations: ``docs/protocol/*.md``, ``cli.md``, ``settings.md``,
-``metrics.md``, ``spark-options.md`` and ``dialect-coverage.md``, and the pictures that are drawn from data.
+"""Generates the pages made from declarations: ``docs/protocol/*.md``, ``cli.md``, ``settings.md``,
+``metrics.md``, ``spark-options.md`` and ``dialect-coverage.md``, and the pictures drawn from data.
 
     python docs/build.py            write them
-    python docs/build.py --check    exit 1 if one of them is not up to date
+    python docs/build.py --check    exit 1 if one of them is out of date
 
-A test does the check, so a message, a status or a command that changes without its page fails the suite. The
+A test runs the check, so the suite fails if a message, a status or a command changes without its page. The
 examples on the protocol pages are golden packets of ``tests/vectors``, shown by `tailrace decode`'s own code.
 """
 
@@ -201,7 +201,7 @@ def _example(message: type[Message], dialect: Dialect) -> Iterator[str]:
 
 
 def _golden(dialect: Dialect) -> list[Vector]:
-    """The packets of a dialect that are right in every way."""
+    """The valid golden packets of a dialect."""
     return [
         vector
         for vector in vectors()
@@ -336,7 +336,7 @@ def _option(param: click.Option) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text in a table, whose bars are its own."""
+    """Text for a table's cell, with its bars escaped."""
     return re.sub(r"(?<!\\)\|", r"\\|", text)
 
 
@@ -359,7 +359,7 @@ def _default(param: click.Option) -> str:
 _CLI_CONVENTIONS = """
 Results go to stdout, progress and messages to stderr; progress bars are shown only on a terminal. Commands
 whose result a script may want have `--json`. Every command has `--help`, with an example, and `--debug`,
-which shows the traceback of an error; it may come before or after the command's name. `NO_COLOR` turns
+which shows a traceback with an error; it may come before or after the command's name. `NO_COLOR` turns
 colours off.
 
 | exit code | meaning |
@@ -376,7 +376,7 @@ Where a command takes a URL, it is a connection string:
 `couchbase://[user[:password]@]host[:port][,host2…][/bucket]`, with `couchbases://` for TLS. The port is 11210
 (11207 for TLS) and the bucket is `default` unless given. User, password and bucket may be percent-encoded; an
 IPv6 address goes in brackets. If user or password are missing, they come from `TAILRACE_USERNAME` and
-`TAILRACE_PASSWORD`. A lone name without a port may be a cluster in DNS, and options may stand behind a `?`:
+`TAILRACE_PASSWORD`. A single name without a port may be a cluster in DNS, and options may follow a `?`:
 see [finding a cluster](finding.md). Sizes are in bytes or have a unit (`64k`, `256m`, `1g`; powers of 1024);
 durations are in seconds or have a unit (`250ms`, `60s`, `5m`).
 
@@ -385,7 +385,7 @@ Completion for bash, zsh and fish: see [`tailrace completion`](#tailrace-complet
 
 
 def settings_page() -> str:
-    """What ``tailrace serve --set`` knows."""
+    """The settings of ``tailrace serve --set``."""
     lines = [
         MADE,
         "",
@@ -408,8 +408,8 @@ def settings_page() -> str:
 
 METRICS_INTRODUCTION = """
 `tailrace serve`, `mirror`, `tail`, `replicate`, `invalidate` and `index` take `--http-port`. There they serve
-`/metrics` for Prometheus, `/healthz` (200 as long as the process answers), `/readyz` (200 if it does its
-work, else 503 and why), the page at `/` and the same figures as JSON at `/api/stats`. Where users are given,
+`/metrics` for Prometheus, `/healthz` (200 while the process answers), `/readyz` (200 if it does its
+work, else 503 and why), the page at `/` and the same figures as JSON at `/api/stats`. If there are users,
 all but `/healthz` and `/readyz` need a login (Basic); with a certificate it is HTTPS. A mirror's
 `--metrics-file` has the same figures for node_exporter. What the process uses (`process_cpu_seconds_total`,
 `process_resident_memory_bytes`, …) is exported too.
@@ -425,7 +425,7 @@ METRICS_SECTIONS = (
     ("Readers", "Of commands that read a bucket. TAP has no positions, so no lag.", catalog.READER),
     (
         "Mirror",
-        "Of `tailrace mirror`. What has the label `collection` is said of each table, by its own address.",
+        "Of `tailrace mirror`. Metrics with the label `collection` are per table, named by its own address.",
         catalog.MIRROR,
     ),
     ("VBuckets of a reader", "Only with `/metrics?vbuckets=1`.", catalog.READER_VBUCKETS),
@@ -434,7 +434,7 @@ METRICS_SECTIONS = (
 
 
 def metrics_page() -> str:
-    """What is exported for Prometheus."""
+    """The metrics exported for Prometheus."""
     lines = [MADE, "", "# Metrics", *METRICS_INTRODUCTION.splitlines(), ""]
     for title, about, metrics in METRICS_SECTIONS:
         lines += [
@@ -510,7 +510,7 @@ def states_page() -> str:
 
 
 def coverage_page() -> str:
-    """Every message and flag of TAP and UPR, where it is, and who sends it over a real socket."""
+    """Every message and flag of TAP and UPR, where it is, and which tests send it over a real socket."""
     lines = [
         MADE,
         "",
@@ -538,7 +538,7 @@ def coverage_page() -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Every made page and what it should be."""
+    """Every generated page with its content."""
     folder = ROOT / "docs"
     pages = {
         folder / "cli.md": cli_page(),
@@ -557,7 +557,7 @@ def pages() -> dict[Path, str]:
 
 
 def pictures(folder: Path) -> dict[Path, str]:
-    """Drawn from what a run of `make demo` left behind (its ``report.json``)."""
+    """Pictures drawn from the ``report.json`` of a run of `make demo`."""
     run = json.loads((folder / "demo.json").read_text())
     samples = [Sample(**sample) for sample in run["samples"]]
     moments = [Moment(**moment) for moment in run["moments"]]

@@ -1,8 +1,8 @@
 """Draws the Mermaid diagrams of the pages as SVG, so that the site needs no library from the network.
 
-Of Mermaid it knows what the pages use: `flowchart TD` with plain arrows, and `stateDiagram-v2`. Anything
-else is an error of the build. Boxes stand in rows: an arrow goes down unless it closes a circle, one that is
-longer than a row bends around what is between, and a label has a place in a row of its own.
+It supports the part of Mermaid that the pages use: `flowchart TD` with plain arrows, and `stateDiagram-v2`.
+Anything else is a build error. Boxes are in rows: an arrow goes down unless it closes a circle, one that is
+longer than a row bends around what is in between, and labels have rows of their own.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _LINE_HEIGHT = 18.0
 _BETWEEN_BOXES, _BETWEEN_ROWS = 26.0, 24.0
 _PADDING = 12.0
 _LOOP = 22.0
-"""How far an arrow from a box to itself leaves it."""
+"""How far an arrow from a box to itself extends."""
 _SWEEPS = 24
 _NARROW, _WIDE = "iljtfr.,:;' ()|·", "mwMW⇄→"
 
 
 @dataclass(eq=False)
 class Box:
-    """What has a place in a row: a box with text, the label of an arrow, a bend of one, the start."""
+    """Something with a place in a row: a box with text, a label or bend of an arrow, the start."""
 
     kind: str
     lines: list[str] = field(default_factory=list)
@@ -46,12 +46,12 @@ class Box:
 
     @property
     def right(self) -> float:
-        """What it needs to the right of its middle: a loop stands there."""
+        """The space that it needs to the right of its middle, where a loop is drawn."""
         return self.half + (_LOOP + 6 + max(map(_width, self.loops)) if self.loops else 0.0)
 
     @property
     def height(self) -> float:
-        """Of the box itself."""
+        """Height of the box itself."""
         if self.kind in ("bend", "start"):
             return 14.0 if self.kind == "start" else 0.0
         return len(self.lines) * _LINE_HEIGHT + (_PADDING if self.kind == "box" else 0.0)
@@ -59,7 +59,7 @@ class Box:
 
 @dataclass(eq=False)
 class Arrow:
-    """From one box to another; several between the same two are one, with several labels."""
+    """An arrow between two boxes; several between the same two are one, with several labels."""
 
     source: Box
     target: Box
@@ -70,13 +70,13 @@ class Arrow:
 
 @dataclass
 class Drawing:
-    """What a diagram says."""
+    """The content of a diagram."""
 
     boxes: dict[str, Box] = field(default_factory=dict)
     arrows: list[Arrow] = field(default_factory=list)
 
     def add_arrow(self, source: str, target: str, label: str = "") -> None:
-        """One more."""
+        """Add an arrow."""
         labels = [label] if label else []
         if source == target:
             self.boxes[source].loops += labels or [""]
@@ -106,7 +106,7 @@ _ARROW = re.compile(r"^(\w+|\[\*\]) --> (\w+)(?:: (.+))?$")
 
 
 def read_mermaid(text: str) -> Drawing:
-    """What the lines of a diagram say; a line of another kind is a ValueError."""
+    """Parse the lines of a diagram; ValueError for a line of an unknown kind."""
     kind, *lines = (line.strip() for line in text.strip().splitlines())
     if kind not in ("flowchart TD", "stateDiagram-v2"):
         raise ValueError(f"a diagram of this kind can't be drawn: {kind}")
@@ -130,7 +130,7 @@ def _plain(line: str) -> str:
 
 
 def _width(line: str) -> float:
-    """About what a line takes; nobody here can measure it."""
+    """The estimated width of a line, which can't be measured here."""
     per = [4.6 if sign in _NARROW else 11.8 if sign in _WIDE else 7.9 for sign in _plain(line)]
     return sum(per) * (1.06 if line.startswith("<b>") else 1.0)
 
@@ -139,7 +139,7 @@ def _width(line: str) -> float:
 
 
 def _rows(drawing: Drawing) -> list[list[Box]]:
-    """Every box in its row, with the bends and labels of the arrows between."""
+    """All boxes in rows, with the bends and labels of the arrows between them."""
     down = _downwards(drawing)
     step = 2 if any(arrow.labels for arrow in drawing.arrows) else 1
     for _ in drawing.boxes:
@@ -162,7 +162,7 @@ def _rows(drawing: Drawing) -> list[list[Box]]:
 
 
 def _downwards(drawing: Drawing) -> dict[Arrow, tuple[Box, Box]]:
-    """The upper and the lower box of every arrow: those that close a circle are turned around."""
+    """The upper and the lower box of every arrow; arrows that close a circle are reversed."""
     leaving: dict[Box, list[Arrow]] = {box: [] for box in drawing.boxes.values()}
     for arrow in drawing.arrows:
         leaving[arrow.source].append(arrow)
@@ -189,7 +189,7 @@ def _downwards(drawing: Drawing) -> dict[Arrow, tuple[Box, Box]]:
 
 
 def _neighbours(drawing: Drawing) -> tuple[dict[Box, list[Box]], dict[Box, list[Box]]]:
-    """Of every box those in the row above it, and those in the row below."""
+    """For every box, its neighbours in the row above and in the row below."""
     above: dict[Box, list[Box]] = {}
     below: dict[Box, list[Box]] = {}
     for arrow in drawing.arrows:
@@ -210,7 +210,7 @@ def _crossings(rows: Sequence[Sequence[Box]], below: dict[Box, list[Box]]) -> in
 
 
 def _sort(drawing: Drawing, rows: list[list[Box]]) -> None:
-    """Boxes of a row in the order with the fewest crossings that some sweeps find."""
+    """Order the boxes of the rows with as few crossings as some sweeps can find."""
     above, below = _neighbours(drawing)
     best, fewest = [list(row) for row in rows], _crossings(rows, below)
     for sweep in range(_SWEEPS):
@@ -232,7 +232,7 @@ def _middle(places: Sequence[float], else_: float) -> float:
 
 
 def _swap(rows: list[list[Box]], above: dict[Box, list[Box]], below: dict[Box, list[Box]]) -> None:
-    """Neighbours change places where that leaves fewer crossings."""
+    """Swap neighbours where that leaves fewer crossings."""
     place = {box: at for row in rows for at, box in enumerate(row)}
     for row in rows:
         for at in range(len(row) - 1):
@@ -250,7 +250,7 @@ def _swap(rows: list[list[Box]], above: dict[Box, list[Box]], below: dict[Box, l
 
 
 def _place(drawing: Drawing, rows: list[list[Box]]) -> None:
-    """Every box as near to its neighbours as the others of its row allow."""
+    """Place every box as near to its neighbours as the others in its row allow."""
     y = 4.0
     for row in rows:
         height = max(box.height for box in row)
@@ -272,7 +272,7 @@ def _place(drawing: Drawing, rows: list[list[Box]]) -> None:
 
 
 def _align(row: Sequence[Box], wanted: Sequence[float]) -> None:
-    """The places nearest to those wanted, with room between: boxes that push each other move together."""
+    """The places nearest to the wanted ones, with room between: boxes that touch move together."""
     offsets = [0.0]
     for left, right in pairwise(row):
         offsets.append(offsets[-1] + left.right + _BETWEEN_BOXES + right.half)
@@ -308,7 +308,7 @@ def _svg(drawing: Drawing, rows: Sequence[Sequence[Box]]) -> str:
 
 
 def _said(drawing: Drawing) -> Iterator[str]:
-    """The arrows in words, for who can't see them."""
+    """The arrows in words, for readers who can't see them."""
     for box in drawing.boxes.values():
         for label in box.loops:
             yield f"{_name(box)} to itself" + (f": {_plain(label)}" if label else "")
@@ -322,7 +322,7 @@ def _name(box: Box) -> str:
 
 
 def _ways(drawing: Drawing) -> Iterator[str]:
-    """The lines of all arrows. Those at one side of a box stand side by side, in the order of their ends."""
+    """The lines of all arrows. Those at one side of a box are side by side, in the order of their ends."""
     ports: dict[tuple[int, Arrow], float] = {}
     for box in drawing.boxes.values():
         for end, side in ((0, 1), (-1, -2)):

@@ -1,8 +1,8 @@
-"""What the site needs beyond the pages: `mkdocs.yml` names this file.
+"""Hooks for the site, named in `mkdocs.yml`.
 
-The pages are written to be read in a repository too, and their examples are run by a test. So a code block
-says more than its language, a link may lead to a file that is not part of the site, and a diagram is Mermaid,
-which a repository shows as a picture: the site gets it drawn.
+The pages are also read in a repository, and their examples are run by a test. So a code block says more than
+its language, a link may lead to a file that is not part of the site, and a diagram is Mermaid, which
+repositories show as a picture: for the site it is drawn here.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:tests|examples|src|bench|[A-Z
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """A page, as the site shows it."""
+    """A page as the site shows it."""
     drawn = _DIAGRAM.sub(lambda match: f"<figure>\n{draw(match[1])}\n</figure>", markdown)
     return _OUTSIDE.sub(r"\1", _FENCE.sub(r"\1\2\3", drawn))
 
 
 def on_config(config: Any) -> None:
-    """A folder in the navigation stands for its pages, the first one first."""
+    """Replace a folder in the navigation by its pages, the first one first."""
     folder = Path(config["docs_dir"])
     config["nav"] = [_expanded(entry, folder) for entry in config["nav"]]
 

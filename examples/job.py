@@ -1,4 +1,4 @@
-"""A job for spark-submit: bring a mirror up to date, prove it, and end.
+"""A job for spark-submit: bring a mirror up to date and verify it.
 
 spark-submit examples/job.py couchbase://127.0.0.1/default /data/people
 """

@@ -1,4 +1,4 @@
-"""From a bucket to an answer: a typed mirror, a join, read your writes, and a failover that loses a write.
+"""From a bucket to an answer: a typed mirror, a join, reading your writes, and a failover that loses one.
 
 python examples/typed_session.py [FOLDER]
 
@@ -26,7 +26,7 @@ QUESTION = """
 
 
 def main(spark, folder):
-    """The session; prints what a person would see."""
+    """Run the session and print what a person would see."""
     table, regions = folder / "customers", folder / "regions.parquet"
     pq.write_table(pa.table({"id": ["N", "S"], "name": ["north", "south"]}), regions)
     with tailrace.testing.node(vbuckets=64) as node:
@@ -65,7 +65,7 @@ def main(spark, folder):
 
 
 def ask(spark, table, regions):
-    """The same question each time."""
+    """Ask the same question each time."""
     ts.table(spark, table).createOrReplaceTempView("customers")
     spark.read.parquet(str(regions)).createOrReplaceTempView("regions")
     spark.sql(QUESTION).show()

@@ -1,18 +1,18 @@
-"""What people do with delta-spark beside the mirror, fed by the same source, in one Spark session.
+"""What people do with delta-spark against the mirror, fed by the same source, in one Spark session.
 
     python bench/peers/delta_merge.py [--docs 1000000] [--size 256] [--vbuckets 1024] [--changes 10000]
                                       [--rounds 3] [--reads 3] [--python PYTHON] [--jars FOLDER]
 
 - *MERGE*: each batch is merged in `foreachBatch`. The table has every document once.
-- *append plus view*: each batch is appended, as a sink of Kafka topics does it, and a view has the newest
-  change of every key. It takes changes fast, and every read pays for that; what a rollback takes back stays.
+- *append plus view*: each batch is appended, as a sink of Kafka topics does, and a view has the newest change
+  of every key. It takes changes fast, and every read pays for that; what a rollback takes back stays.
 
-A `tailrace serve` process holds the documents. All tables are loaded from it; then, round by round,
-documents are written anew, and all sides bring their tables up to date, each first in its turn. A figure is
-changes a second of the time that the batch (Spark's `triggerExecution`) or the rounds of the mirror took,
-without the start of a query; a ratio is the median of the rounds. In the end each table is read `--reads`
-times in turns, every row of it, and all must have the same rows. Target: the mirror at least 3 times as fast
-as MERGE with 1 M documents, 20 times with 10 M (`--docs 10000000`).
+A `tailrace serve` process holds the documents. All tables are loaded from it; then, round by round, documents
+are rewritten, and all sides bring their tables up to date, taking turns at going first. A figure is changes a
+second of the time that the batch (Spark's `triggerExecution`) or the rounds of the mirror took, without the
+start of a query; a ratio is the median of the rounds. At the end each table is read `--reads` times in turns,
+every row of it, and all must have the same rows. Target: the mirror at least 3 times as fast as MERGE with
+1 M documents, 20 times with 10 M (`--docs 10000000`).
 
 There is no delta-spark for Spark 4.3, so all run on 4.2, in the environment and with the jars that `make
 interop` makes below `build/`; without them the bench says so and ends.
@@ -43,7 +43,7 @@ PLAIN = ("cast(key as string) as key", "cast(value as string) as value", *COLUMN
 
 
 def change(url: str, docs: int, count: int, size: int, seed: int) -> None:
-    """Random documents are written anew."""
+    """Rewrite random documents."""
     rng = random.Random(seed)
     numbers = rng.sample(range(docs), min(count, docs))
     texts = [rng.randbytes(max(1, size // 2 - 10)).hex() for _ in numbers]
@@ -70,7 +70,7 @@ class Sides:
         self.start = ""
 
     def first_load(self) -> None:
-        """All as a batch; the streams go on from where the mirror stands."""
+        """Load everything as a batch; the streams continue from the mirror's position."""
         import tailrace.spark as ts
         from tailrace.spark.source.offsets import to_offset
         from tailrace.table.opening import open_table
@@ -143,7 +143,7 @@ class Sides:
 
 
 def compared(what: str, figures: dict[str, list[float]], other: str) -> float:
-    """The median of what the mirror makes of another side's, round by round."""
+    """The mirror's rate relative to another side's: the median of the rounds."""
     pairs = zip(figures[MIRROR], figures[other], strict=True)
     ratio = statistics.median(ours / theirs for ours, theirs in pairs)
     print(f"the mirror {what} {ratio:.2f} times {other}", flush=True)
@@ -151,7 +151,7 @@ def compared(what: str, figures: dict[str, list[float]], other: str) -> float:
 
 
 def inside(options: argparse.Namespace) -> None:
-    """What runs in the environment that has delta-spark."""
+    """The part that runs in the environment with delta-spark."""
     from tailrace.spark.spark_session import session
 
     spark = session(

@@ -1,13 +1,13 @@
-"""Reads a bucket in Python as often as it is asked to, and says how long that took.
+"""Reads a bucket in Python whenever it is asked to, and reports how long that took.
 
 Arguments: batches|changes|async|floor|bytes|loopback HOST:PORT BUCKET USER PASSWORD CA-FILE|- snappy|plain.
-A line on stdin is a reading, ``read DOCUMENTS`` or ``check DOCUMENTS``; a line of JSON on stdout is its
-answer.
-``batches`` are Arrow's, ``changes`` an object a message from `connect_sync`, ``async`` the same from
+A line on stdin, ``read DOCUMENTS`` or ``check DOCUMENTS``, asks for a reading; a line of JSON on stdout is
+the answer.
+``batches`` are Arrow's, ``changes`` an object per message from `connect_sync`, ``async`` the same from
 `connect`; ``floor`` reads one message at a time, as the scripts of the old tools do: no flow control, no
-check, no resume, no TLS. ``bytes`` is no reader: it takes as many bytes as its ``check`` found and
-acknowledges them, without a look at them. Nobody can be faster than that: it is what the node can send.
-``loopback`` does not ask the node: a process of its own sends it as many bytes, over loopback, too.
+check, no resume, no TLS. ``bytes`` is not a reader: it takes as many bytes as its ``check`` counted and
+acknowledges them without looking at them. Nothing can be faster: it shows what the node can send.
+``loopback`` does not ask the node: a process of its own sends as many bytes, also over loopback.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _CONTROLS = {
     ControlKey.CONNECTION_BUFFER_SIZE: str(_WINDOW_BYTES).encode(),
     ControlKey.MAX_MARKER_VERSION: b"2.2",
 }
-"""Those of our client, as far as they change what the node sends."""
+"""Options of our client, as far as they change what the node sends."""
 
 
 @dataclass
 class Answer:
-    """What every program says of a reading: what it saw, and what that cost."""
+    """What every program reports of a reading: what it saw, and what that cost."""
 
     documents: int = 0
     value_bytes: int = 0
@@ -62,7 +62,7 @@ class Answer:
     cpu_s: float = 0.0
     peak_kib: int = 0
     sender_cpu_s: float = 0.0
-    """Of a sender that is not the node."""
+    """CPU time of a sender that is not the node."""
     began: float = field(default_factory=time.perf_counter)
     cpu_before: float = field(default_factory=time.process_time)
 
@@ -118,7 +118,7 @@ async def read_batches(url: str, keywords: dict[str, Any], answer: Answer, check
                 break
 
 
-# Both count in variables of their own: a method of the answer took a third of the time of a change.
+# Both count in local variables: a method of the answer takes a third of the time of a change.
 
 
 async def read_async(url: str, keywords: dict[str, Any], answer: Answer, check: bool, wanted: int) -> None:
@@ -161,7 +161,7 @@ def read_changes(url: str, keywords: dict[str, Any], answer: Answer, check: bool
 
 @contextlib.contextmanager
 def requested(arguments: list[str], controls: dict[bytes, bytes]) -> Iterator[tuple[socket.socket, BinaryIO]]:
-    """A connection on which the streams of all vbuckets were requested; with controls, collections too."""
+    """A connection on which the streams of all vbuckets are requested; with controls, collections too."""
     where, bucket, user, password, authorities, compression = arguments
     if authorities != "-" or compression != "plain":
         raise SystemExit("this reader is plain")
@@ -187,7 +187,7 @@ def requested(arguments: list[str], controls: dict[bytes, bytes]) -> Iterator[tu
 
 
 def read_bytes(arguments: list[str], answer: Answer, wanted_bytes: int) -> None:
-    """Take what comes, and acknowledge it as a reader with a window does."""
+    """Take what comes, and acknowledge it like a reader with a window."""
     with requested(arguments, _CONTROLS) as (connection, stream):
         taken, unacknowledged = 0, 0
         block = bytearray(1 << 20)
@@ -206,13 +206,13 @@ def read_bytes(arguments: list[str], answer: Answer, wanted_bytes: int) -> None:
 
 
 def count_bytes(arguments: list[str], answer: Answer, wanted: int) -> int:
-    """What the streams send up to the last document, their answers and markers included."""
+    """The bytes that the streams send up to the last document, answers and markers included."""
     with requested(arguments, _CONTROLS) as (connection, stream):
         total = unacknowledged = 0
         while answer.documents < wanted:
             _, opcode, body = _message(stream)
             if opcode == DcpOpcode.NOOP:
-                continue  # it comes by the clock, and so not in every reading
+                continue  # it is sent by the clock, so not in every reading
             total += HEADER.size + len(body)
             unacknowledged += HEADER.size + len(body)
             if opcode == DcpOpcode.MUTATION:

@@ -1,4 +1,4 @@
-"""Readers of others beside ours, on one node, in one run: documents/s, CPU, memory, time to the first change.
+"""Other clients against ours, on one node, in one run: documents/s, CPU, memory, time to the first change.
 
     python bench/peers/run.py [--docs 1000000,5000000] [--sizes 64,256,1024,65536] [--vbuckets 64,1024]
                               [--over plain,snappy,tls] [--rounds 5] [--readers NAME;…] [--json FILE]
@@ -7,20 +7,20 @@
 The node is a `tailrace serve` of its own whose documents are on disk and in no memory but the page cache.
 Every reader is a small program (`in_python.py`, `java/`, `go/`) that stays running, so that a JVM is warm:
 a line on its stdin asks for a reading of the whole bucket, from the dial to the last document, and a line
-of JSON answers. The first reading of each only warms it and is compared by content: a sum of checksums over
+of JSON answers. The first reading of each is a warm-up and is compared by content: a sum of checksums over
 keys and values. Then all read in turns, and each reading must have the same count, value bytes, seqnos and
 CAS as the others'. A figure is the median of the rounds; a ratio is the median of the ratios within a
 round.
 
-The node's own CPU time is taken from the system, for each reading. "bytes only" is no reader: it takes the
+The node's own CPU time is taken from the system, for each reading. "bytes only" is not a reader: it takes the
 bytes and acknowledges them, so it shows what the node can send. "raw loopback" does not even have a node: a
-process sends as many bytes from its memory, and that is what the system can move.
+process sends as many bytes from its memory, which shows what the system can move.
 
-With snappy the documents are compressed in the bucket, every reader takes them so and gives them to the
-application as they were written: that is compared, too.
+With snappy the documents are compressed in the bucket; every reader receives them compressed and gives them
+to the application as they were written, which is compared too.
 
-java-dcp-client comes by Maven, gocbcore and go-dcp by Go. What a machine lacks is left out, and said. go-dcp
-asks for compressed values in any case, finds its node by HTTP, and is left out with TLS.
+java-dcp-client comes from Maven, gocbcore and go-dcp from Go. What a machine lacks is left out, with a
+message. go-dcp asks for compressed values in any case, finds its node by HTTP, and is left out with TLS.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ TARGETS = [
     ("CPU", BATCHES, JAVA_LOW, 0.6),
     *(("first change", BATCHES, theirs, 1.0) for theirs in (JAVA_LOW, JAVA_HIGH, GO, GO_DCP)),
 ]
-"""What is compared, ours, with whom, and the ratio to reach (CPU and first change: at most)."""
+"""What is compared, our reader, the other one, and the ratio to reach (CPU and first change: at most)."""
 LOOPBACK_SHARES = {64: 0.35, 256: 0.45, 1024: 0.6}
-"""By the size of a document: from the node's disk into Arrow, of what loopback can move."""
+"""By the size of a document: the rate from the node's disk into Arrow, as a share of loopback's."""
 MANY_VBUCKETS_SHARE = 0.8
-"""Of the rate with 64 vbuckets, with 1,024."""
+"""The rate with 1,024 vbuckets, as a share of that with 64."""
 _COMPRESSED_JSON = int(Datatype.JSON | Datatype.SNAPPY)
 _LOADED_AT_ONCE = 500
 COLUMNS = ("reader", "documents/s", "its CPU a million", "the node's", "first change", "peak memory")
@@ -87,7 +87,7 @@ Case: TypeAlias = tuple[str, list[dict[str, Any]], list[str]]
 
 @dataclass
 class Reader:
-    """A program that reads the bucket when it is told to."""
+    """A program that reads the bucket on demand."""
 
     name: str
     process: subprocess.Popen[str]
@@ -186,7 +186,7 @@ def fill(directory: Path, docs: int, size: int, vbuckets: int, *, is_compressed:
 
 
 def load_compressed(port: int, docs: int, size: int, vbuckets: int) -> None:
-    """JSON of words that repeat, as those of documents do, compressed by the writer."""
+    """Load JSON of repetitive words, like that of documents, compressed by the writer."""
     rng = random.Random(1)
     words = ["amount", "city", "customer", "order", "paid", "street", "total", "2024-05-01", "12.50", "Main"]
 
@@ -217,7 +217,7 @@ def load_compressed(port: int, docs: int, size: int, vbuckets: int) -> None:
 
 
 def certificate(directory: Path) -> tuple[Path, Path]:
-    """One for loopback that signs itself."""
+    """A self-signed certificate for loopback."""
     cert, key = directory / "cert.pem", directory / "key.pem"
     command = [
         "openssl",
@@ -273,7 +273,7 @@ def measure(
 
 
 def node_cpu_s(pid: int) -> float:
-    """CPU time of a process so far; 0 where the system does not tell."""
+    """CPU time of a process so far; 0 if the system does not tell."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -328,7 +328,7 @@ def show(readers: list[Reader], docs: int, ratios: list[str]) -> list[dict[str, 
 
 
 def verdicts(readers: list[Reader], size: int) -> list[str]:
-    """Our ratios, beside what they are to be."""
+    """Our ratios, with their targets."""
     by_name = {reader.name: reader for reader in readers}
     share = LOOPBACK_SHARES.get(size)
     targets = [*TARGETS, *([("documents/s", BATCHES, LOOPBACK, share)] if share else [])]
@@ -346,7 +346,7 @@ def verdict(whose: str, reached: float, theirs: str, what: str, target: float) -
 
 
 def many_vbuckets(results: list[dict[str, Any]], case: dict[str, Any]) -> list[str]:
-    """The rate with many vbuckets beside that with few, which was measured before."""
+    """The rate with many vbuckets relative to that with few, which was measured before."""
     few = {**case, "reader": BATCHES, "vbuckets": 64}
     rates = [
         row["documents_per_s"]
@@ -361,7 +361,7 @@ def many_vbuckets(results: list[dict[str, Any]], case: dict[str, Any]) -> list[s
 
 
 def machine() -> str:
-    """What it was measured on, in a line."""
+    """The machine, in one line."""
     model, memory = platform.machine(), 0
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -375,7 +375,7 @@ def machine() -> str:
 
 
 def versions() -> str:
-    """What ran, in a line."""
+    """The versions of what ran, in one line."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=HERE, check=False, capture_output=True, text=True
     ).stdout.strip()
@@ -390,7 +390,7 @@ def versions() -> str:
 
 
 def write_markdown(page: Path, ran_on: str, cases: list[Case]) -> None:
-    """Put the tables into a page, between the two comments that it has for them."""
+    """Put the tables into a page, between the two comments that mark their place."""
     options = shlex.join(sys.argv[1:])
     lines = ["", f"Made by `python bench/peers/run.py {options}`.", "", f"- {ran_on}", f"- {versions()}"]
     for title, rows, ratios in cases:
@@ -410,7 +410,7 @@ def write_markdown(page: Path, ran_on: str, cases: list[Case]) -> None:
 
 
 def shapes(options: argparse.Namespace) -> list[tuple[int, int, int]]:
-    """Documents, their size and vbuckets of the buckets to measure, each once."""
+    """Number of documents, their size and vbuckets of each bucket to measure, each once."""
     wanted = [
         (min(docs, (options.most_mib << 20) // size), size, vbuckets)
         for docs in map(int, options.docs.split(","))

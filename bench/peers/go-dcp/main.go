@@ -1,7 +1,7 @@
-// Reads a bucket with go-dcp as often as it is asked to, and says how long that took.
+// Reads a bucket with go-dcp whenever it is asked to, and reports how long that took.
 //
-// Arguments: HOST:PORT BUCKET USER PASSWORD CA-FILE|- snappy|plain. A line on stdin is a reading,
-// "read DOCUMENTS" or "check DOCUMENTS"; a line of JSON on stdout is its answer. go-dcp asks for compressed
+// Arguments: HOST:PORT BUCKET USER PASSWORD CA-FILE|- snappy|plain. A line on stdin asks for a reading,
+// "read DOCUMENTS" or "check DOCUMENTS"; a line of JSON on stdout is the answer. go-dcp asks for compressed
 // values in any case, and finds the cluster over HTTP.
 package main
 
@@ -43,7 +43,7 @@ type answer struct {
 	PeakKib    int64   `json:"peak_kib"`
 }
 
-// Every reading begins anew: nothing is kept of the last one.
+// Every reading starts from scratch: nothing is kept of the last one.
 type nothingKept struct{}
 
 func (nothingKept) Save(map[uint16]*models.CheckpointDocument, map[uint16]bool, string) error {
@@ -79,8 +79,8 @@ func freePort() int {
 	return listener.Addr().(*net.TCPAddr).Port
 }
 
-// go-dcp makes its HTTP server in a goroutine that nobody waits for, and Close() uses it: a reader that is done sooner
-// ends with a nil pointer. The server is there once its port answers.
+// go-dcp starts its HTTP server in a goroutine that nobody waits for, and Close() uses it: a reader that finishes sooner
+// dies of a nil pointer. The server is up once its port answers.
 func waitForAPI(port int) {
 	for {
 		connection, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
@@ -150,7 +150,7 @@ func read(wanted uint64, check bool) answer {
 }
 
 func main() {
-	// go-dcp writes to the standard output, too: that goes elsewhere, so that only answers are there
+	// go-dcp writes to the standard output too: redirect that, so that only answers are there
 	number, err := syscall.Dup(1)
 	die("output:", err)
 	die("output:", syscall.Dup3(2, 1, 0))

@@ -1,7 +1,7 @@
-// Reads a bucket with gocbcore as often as it is asked to, and says how long that took.
+// Reads a bucket with gocbcore whenever it is asked to, and reports how long that took.
 //
-// Arguments: HOST:PORT BUCKET USER PASSWORD CA-FILE|- snappy|plain. A line on stdin is a reading,
-// "read DOCUMENTS" or "check DOCUMENTS"; a line of JSON on stdout is its answer.
+// Arguments: HOST:PORT BUCKET USER PASSWORD CA-FILE|- snappy|plain. A line on stdin asks for a reading,
+// "read DOCUMENTS" or "check DOCUMENTS"; a line of JSON on stdout is the answer.
 package main
 
 import (

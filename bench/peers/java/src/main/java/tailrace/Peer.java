@@ -27,10 +27,10 @@ import java.util.concurrent.atomic.AtomicReference;
 import java.util.zip.CRC32;
 
 /**
- * Reads a bucket with java-dcp-client as often as it is asked to, and says how long that took.
+ * Reads a bucket with java-dcp-client whenever it is asked to, and reports how long that took.
  *
- * <p>Arguments: low|high HOST:PORT BUCKET USER PASSWORD CA-FILE|- snappy|plain. A line on stdin is a
- * reading, {@code read DOCUMENTS} or {@code check DOCUMENTS}; a line of JSON on stdout is its answer.
+ * <p>Arguments: low|high HOST:PORT BUCKET USER PASSWORD CA-FILE|- snappy|plain. A line on stdin asks for a
+ * reading, {@code read DOCUMENTS} or {@code check DOCUMENTS}; a line of JSON on stdout is the answer.
  */
 public final class Peer {
   private static final int WINDOW = 16 << 20; // what the Kafka connector asks for
