@@ -1,4 +1,4 @@
-"""Writes captures as tcpdump does, for tests: packets of a TCP conversation, wrapped in any link and file."""
+"""Writes captures as tcpdump does, for tests: packets of a TCP conversation, for any link and file form."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def pcapng_file(
     out = _block(order, 0x0A0D0D0A, struct.pack(order + "IHHq", 0x1A2B3C4D, 1, 0, -1))
     options = struct.pack(order + "HHBxxx", 9, 1, resolution) + struct.pack(order + "HH", 0, 0)
     out += _block(order, 1, struct.pack(order + "HHI", link_type, 0, 0) + options)
-    out += _block(order, 5, bytes(12))  # statistics, which nobody reads
+    out += _block(order, 5, bytes(12))  # statistics, which are ignored
     for at, packet in enumerate(packets):
         if kind == 3:
             body = struct.pack(order + "I", len(packet)) + packet
@@ -93,7 +93,7 @@ def pcapng_file(
 
 @dataclass
 class Talk:
-    """A TCP conversation, written down packet by packet."""
+    """A TCP conversation, recorded packet by packet."""
 
     client: tuple[str, int] = ("127.0.0.1", 40112)
     server: tuple[str, int] = ("127.0.0.1", 11210)
@@ -119,7 +119,7 @@ class Talk:
         return self
 
     def close(self) -> Talk:
-        """Both sides say good-bye."""
+        """Both sides close."""
         for side in (CLIENT, SERVER):
             self.packets.append(tcp_packet(*self._ends(side), self.seqs[side], flags=FIN | ACK))
             self.seqs[side] += 1

@@ -13,7 +13,7 @@ def make_certificate(
     issuer: tuple[Path, Path] | None = None,
     hosts: str = "IP:127.0.0.1,DNS:localhost",
 ) -> tuple[Path, Path]:
-    """A certificate for these hosts and its key; its own authority unless there is an issuer."""
+    """A certificate for these hosts and its key; self-signed unless there is an issuer."""
     cert, key, request = (directory / f"{name}.{kind}" for kind in ("crt", "key", "csr"))
     extensions = directory / f"{name}.ext"
     extensions.write_text(f"subjectAltName={hosts}\n")

@@ -1,4 +1,4 @@
-"""What holds for every test, however the suite was started and however busy the machine is."""
+"""Set-up for every test, however the suite is started and however busy the machine is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 import quick_java
 
-# Properties say what is true, not how fast a busy machine finds out.
+# Properties are about what is true, not about how fast a busy machine checks it.
 settings.register_profile("tailrace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tailrace")
 
@@ -26,16 +26,16 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", shlex.join(quick_java.OPTIONS))
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests begin first, in the order that they came in: one that begins last is alone at the end, and
-    the other workers have nothing to do. (pytest-xdist itself hands out groups before single tests.)
+    """Start slow tests first, keeping their order: one that starts last runs alone at the end, and the other
+    workers have nothing to do. (pytest-xdist itself hands out groups before single tests.)
     """
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     _name_groups(config, items)
 
 
 def _name_groups(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of a group stay on one worker (``--dist loadgroup``), which is told of it by their ids: those
-    that pytest-xdist up to 3.8 gives them are not seen by pytest 9.2.
+    """Keep the tests of a group on one worker (``--dist loadgroup``), which their ids tell: pytest 9.2 does
+    not see the ids that pytest-xdist up to 3.8 gives them.
     """
     if not getattr(config.option, "loadgroup", False) or not hasattr(pytest.Item, "id"):
         return  # nobody asks for groups, or this pytest sees them
@@ -47,9 +47,7 @@ def _name_groups(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Generator[None, object, object]:
-    """A command that a test calls sets up the logging of this process, to a stream that ends with the test:
-    afterwards it is as it was.
-    """
+    """Restore logging after a test: a command that it calls logs to a stream that ends with the test."""
     root, package = logging.getLogger(), logging.getLogger("tailrace")
     handlers, levels = root.handlers[:], (root.level, package.level)
     try:

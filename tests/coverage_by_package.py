@@ -1,6 +1,6 @@
 """What the suite runs, by package: ``coverage_by_package.py COVERAGE.json``, from ``coverage json``.
 
-Below the table are the functions of which no line ever ran.
+Below the table are the functions that never ran.
 """
 
 from __future__ import annotations

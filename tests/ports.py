@@ -1,4 +1,4 @@
-"""Ports for programs that can't take a free one themselves, and for nobody at all."""
+"""Ports for programs that can't pick a free one themselves, and ports that nobody listens on."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import socket
 
 
 class ReservedPort:
-    """A port that the system gives to nobody else as long as this exists.
+    """A port that the system gives to nobody else while this exists.
 
-    It is bound here and not listened on: who connects is refused, and a program that is told its number can
-    bind it too, as often as it is started, if it sets SO_REUSEADDR, as servers do.
+    It is bound here and not listened on: connections are refused, and a program that is given its number can
+    bind it too, however often it is started, if it sets SO_REUSEADDR, as servers do.
     """
 
     def __init__(self) -> None:

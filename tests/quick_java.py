@@ -1,8 +1,8 @@
-"""How the suite's Javas start. As a program it makes what they start from: ``quick_java.py ARCHIVE``.
+"""How the suite's Javas start. Run as ``quick_java.py ARCHIVE``, it makes the archive that they start from.
 
-Most of what a Spark that lives for seconds does is loading classes. Java keeps those that one Spark has
-loaded in a file, checked and linked, and the next one maps them into its memory: that halves what it costs.
-A Java that the file is not for (another version, other jars) goes without it.
+A Spark that lives for seconds mostly loads classes. Java can save those that one Spark has loaded in a file,
+verified and linked, and the next one maps them into its memory, which halves its cost. A Java that the file
+does not fit (another version, other jars) starts without it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ ARCHIVE = Path(__file__).resolve().parents[1] / "build" / "spark.jsa"
 """Made by the Makefile, before the tests."""
 
 _SHORT_LIVED = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-"""A second compiler and a parallel collector cost a Java of seconds more than they give."""
+"""A second compiler and a parallel collector do not pay off for a Java that lives for seconds."""
 
 _SILENT = "-Xlog:disable"
-"""About the archive: programs are asked for what they say."""
+"""Silences messages about the archive: tests check what programs print."""
 
 _PATIENCE_S = 300
 
@@ -41,11 +41,11 @@ def make(archive: Path) -> None:
         if made.is_file():
             made.replace(archive)
         else:
-            archive.touch()  # this Java can't; an empty file says that it was tried
+            archive.touch()  # this Java can't; an empty file shows that it was tried
 
 
 def _use_spark(folder: Path) -> None:
-    """What most tests do with a Spark, until its Java has ended."""
+    """Do what most tests do with a Spark, and wait until its Java has ended."""
     import tailrace.spark as ts
     import tailrace.testing
 

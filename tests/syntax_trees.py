@@ -1,7 +1,7 @@
 """Python sources as syntax trees, for the tests that look at code.
 
 `ast.parse` of Python before 3.11.8 fails with "AST constructor recursion depth mismatch" if the garbage
-collector runs in the middle of it and finds a generator that has something to finish. So it does not run.
+collector runs meanwhile and finds a generator that has something to finish. So it is switched off here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["parse"]
 
 
 def parse(code: str) -> ast.Module:
-    """As `ast.parse`, whatever other tests left to be collected."""
+    """`ast.parse`, whatever other tests have left to be collected."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

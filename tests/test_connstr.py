@@ -122,7 +122,7 @@ def test_a_raw_slash_or_at_sign_in_the_password_is_named_and_not_shown(text: str
 
 
 def test_the_rest_of_a_password_with_a_question_mark_is_not_shown() -> None:
-    """What stands before it looks like a port."""
+    """The part before it looks like a port."""
     with pytest.raises(UsageError, match="percent-encoded, as %3F") as caught:
         parse("couchbase://ada:1234?hunter2@h/b")
     assert "hunter2" not in str(caught.value)

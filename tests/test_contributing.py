@@ -15,7 +15,7 @@ MAX_FILES = 6
 
 
 def paths(text: str) -> list[str]:
-    """What a text names in backticks and has the form of a path in the repository or in the package."""
+    """The names in backticks that look like paths in the repository or in the package."""
     named = re.findall(r"`([\w./-]+)`", text)
     return [name for name in named if "/" in name or re.search(r"\.(py|md|toml|jsonl?)$", name)]
 

@@ -1,4 +1,4 @@
-"""What is in deploy/ fits the program: metrics that exist, options that are taken, files that are there."""
+"""What is in deploy/ fits the program: metrics and files exist, and options are accepted."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_labels_that_are_shown_exist() -> None:
 
 
 def test_a_figure_at_the_top_says_by_its_colour_whether_it_is_well() -> None:
-    """Without steps of our own Grafana takes its own: green up to 80, of lost changes too."""
+    """Without steps of our own Grafana uses its defaults: green up to 80, even for lost changes."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
     shown = {panel["title"]: panel["fieldConfig"]["defaults"] for panel in panels if panel["type"] == "stat"}
     steps = {
@@ -145,7 +145,7 @@ def test_no_password_is_on_a_command_line_of_a_service() -> None:
 
 
 def test_mirrors_do_not_want_the_same_port() -> None:
-    """Each instance of the unit may say its own: the command line would win."""
+    """Each instance of the unit may set its own; an option on the command line would win."""
     (words,) = commands_in((DEPLOY / "systemd" / "tailrace-mirror@.service").read_text())
     assert "--http-port" not in words
 
@@ -203,7 +203,7 @@ RETRIES = {
     "a step of the coordinator": [f"{steering.RETRY_FOR_S:g} s"],
     "a takeover without progress": [f"{takeover.PATIENCE_S:g} s"],
 }
-"""Rows of the table of retries, and what the code says of each."""
+"""Rows of the table of retries, and what the code has for each."""
 
 
 def test_the_table_of_retries_says_what_the_code_does() -> None:

@@ -1,6 +1,6 @@
-"""The documentation is true: made pages are up to date, every example runs, every link leads somewhere.
+"""The documentation is true: generated pages are up to date, every example runs, every link leads somewhere.
 
-How a block is run is written down in docs/README.md.
+How a block is run is described in docs/README.md.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-# made pages
+# generated pages
 
 
 def test_made_pages_are_up_to_date() -> None:
@@ -250,7 +250,7 @@ def wrong_citations(source: str, folder: Path = ROOT) -> list[str]:
     """What a module in a folder cites and nobody can look up."""
     wrong: list[str] = []
     if not any(rule.search(source) for rule in (_NAMES_A_PAGE, _NUMBER_OF_SOMETHING, _RULES)):
-        return wrong  # most modules: not worth taking apart
+        return wrong  # most modules: not worth parsing
     numbered = {
         rule.rpartition("-")[2]
         for citation in _CITATION.findall(ast.get_docstring(parse(source)) or "")
@@ -295,7 +295,7 @@ def test_citations_lead_somewhere() -> None:
         ('"""docs/spec/dcp.md#stream-request"""\nx = 1  # rules 6, 7', []),
         ('"""docs/spec/dcp.md#stream-request"""\nx = 1  # rules 6 and 77', ["2: rule 77"]),
         ("x = 1  # rule 6", ["1: rule 6"]),
-        ('PAGE = "docs/spec/smtp.md"', []),  # no citation: what code does with it is its own business
+        ('PAGE = "docs/spec/smtp.md"', []),  # not a citation but data of the code
     ],
 )
 def test_a_citation_that_leads_nowhere_would_be_noticed(source: str, wrong: list[str]) -> None:

@@ -17,7 +17,7 @@ from tailrace import errors
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "tailrace"
 NO_ERRORS = {"PowerCut"}
-"""What a test raises through everything, as a power cut ends everything."""
+"""What a test raises through everything, like a power cut."""
 
 
 def exception_classes() -> dict[str, str]:
@@ -53,7 +53,7 @@ def test_the_tree_is_complete() -> None:
 
 
 def test_the_drawing_is_the_tree() -> None:
-    """Each name stands below its base."""
+    """Each name is below its base."""
     stack: list[str] = []
     drawn = 0
     for line in (errors.__doc__ or "").splitlines():

@@ -1,4 +1,4 @@
-"""The one module that writes: both homes behave alike, whole writes, and what a fault leaves."""
+"""The only module that writes: both homes behave alike, writes are whole, and what a fault leaves."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_many_parts_and_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("umask", "shared"), [(0o022, 0o644), (0o077, 0o600)])
 def test_who_may_read(tmp_path: Path, umask: int, shared: int) -> None:
-    """What a user asked for follows the umask; what a node keeps, and secrets, are the user's alone."""
+    """What a user asked for follows the umask; a node's files, and secrets, are the user's alone."""
 
     def mode(name: str) -> int:
         return (tmp_path / name).stat().st_mode & 0o777
@@ -174,7 +174,7 @@ def test_what_is_no_file_is_written_to_and_stays(tmp_path: Path, how: str, linke
 def test_a_full_disk_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, at: str
 ) -> None:
-    """Not the part that could be written, either; the old file stays, and the error says which file it is."""
+    """Not even the part that could be written; the old file stays, and the error names it."""
     target = tmp_path / "out"
     target.write_bytes(b"old")
 
@@ -227,7 +227,7 @@ def test_a_replacement_is_old_or_new_whatever_happens() -> None:
 
 
 def test_what_a_power_cut_leaves() -> None:
-    """Synced bytes stay; others may stay, go, be zeros or garbage; a failed sync is never made good."""
+    """Synced bytes stay; others may stay, go, be zeros or garbage; a failed sync can't be made up for."""
     disk = SimulatedDisk()
     file = disk.create("a")
     file.append([b"s" * 1000])
@@ -262,7 +262,7 @@ def test_a_file_that_is_put_under_a_free_name(files: Files) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_put_file_after_a_power_cut(seed: int) -> None:
-    """Once it has answered it is there; before, it is there whole or not at all."""
+    """Once the call has returned it is there; before, it is there whole or not at all."""
     disk = SimulatedDisk()
     data = bytes(range(256)) * 20
     assert put_file(disk, "1.json", data, beside=".1.new")

@@ -1,4 +1,4 @@
-"""Frames in bulk, against the same done one by one."""
+"""Frames in bulk, compared with the same done one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The glossary is true: one word for one thing, and every place that it names is there."""
+"""The glossary is true: one word for one thing, and every place that it names exists."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def defined_twice(modules: dict[str, str]) -> dict[str, list[str]]:
 
 
 def test_a_class_name_is_defined_once() -> None:
-    """Unless the glossary says why; and what it excuses is there."""
+    """Unless the glossary says why; and what it excuses exists."""
     excused = re.findall(r"^\| `(\w+)` \|", GLOSSARY.split("## Class names that are defined twice")[1], re.M)
     modules = {str(path.relative_to(SOURCE)): path.read_text() for path in SOURCE.rglob("*.py")}
     twice = defined_twice(modules)
@@ -52,7 +52,7 @@ def test_the_places_of_words_exist() -> None:
 
 
 def test_words_are_in_alphabetical_order() -> None:
-    """Within each table, so that a word is found where one looks for it."""
+    """Within each table, so that a word is easy to find."""
     for table in re.findall(r"(?:^\|.*\n)+", GLOSSARY, re.M):
         column = [row.split("|")[1].strip().strip("`").lower() for row in table.splitlines()[2:]]
         assert column == sorted(column)
@@ -65,7 +65,7 @@ def test_a_word_has_one_line() -> None:
 
 
 EMPTY_NAMES = {"one", "found"}
-"""They say that something is there, and not what it is."""
+"""They say that something is there, but not what it is."""
 
 
 def empty_names(code: str) -> list[int]:

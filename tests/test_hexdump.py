@@ -1,4 +1,4 @@
-"""Bytes out of text, in every form that people paste."""
+"""Bytes from text, in every form that people paste."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def wireshark(data: bytes) -> str:
 
 
 def folded(dump: str) -> str:
-    """As hexdump -C and xxd -a write rows that are the same as the one before: a star for all of them."""
+    """As hexdump -C and xxd -a write repeated rows: one star for all of them."""
     lines: list[str] = []
     before = ""
     for line in dump.splitlines():

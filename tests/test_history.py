@@ -304,7 +304,7 @@ def test_claims_are_the_names_that_are_true() -> None:
     assert [claim.vb_uuid for claim in claims(Position.at(3333, 9), log)] == [3333]
     assert [claim.vb_uuid for claim in claims(Position.at(3333, 8), log)] == [3333, 2222]
     assert [claim.vb_uuid for claim in claims(Position.at(3333, 2), log)] == [3333, 2222, 1111]
-    # The snapshot goes on beyond the branch point: what folded something away was made on 3333.
+    # The snapshot goes beyond the branch point: what folded something away was made on 3333.
     assert [claim.vb_uuid for claim in claims(Position(3333, 8, 2, 9), log)] == [3333]
     # An ancestor may be called by what came after it; a stranger and a dead end may not.
     assert [claim.vb_uuid for claim in claims(Position.at(1111, 3), log)] == [1111, 3333, 2222]
@@ -387,7 +387,7 @@ HELD = Position.at(2222, 9)
 
 
 def test_earlier_positions_are_looked_at_one_by_one() -> None:
-    """They may be many, and each is read from somewhere."""
+    """There may be many, and each has to be read from somewhere."""
     asked = []
 
     def earlier() -> Iterator[Position]:

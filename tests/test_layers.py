@@ -1,7 +1,7 @@
 """The layers hold: who imports whom, and who may touch sockets, clocks, dice, files and threads.
 
-Who may import whom is the table in CONTRIBUTING.md. The other rules are here; a module that breaks one has a
-line with its reason, and a line that nobody needs any more is an error too.
+The table in CONTRIBUTING.md says who may import whom. The other rules are here; a module that breaks one has
+a line with its reason, and a line that is no longer needed is an error too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from syntax_trees import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "tailrace"
-pytestmark = pytest.mark.xdist_group("layers")  # each module is taken apart once
+pytestmark = pytest.mark.xdist_group("layers")  # each module is parsed once
 
 
 @functools.cache
@@ -68,7 +68,7 @@ def calls(code: str) -> list[str]:
 
 @functools.cache
 def allowed() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
-    """The table of CONTRIBUTING.md: what each part may import, and what for types only."""
+    """The table of CONTRIBUTING.md: what each part may import, and what only for types."""
     table = (ROOT / "CONTRIBUTING.md").read_text().split("## Layers")[1].split("\n## ")[0]
     at_run_time: dict[str, set[str]] = {}
     for_types: dict[str, set[str]] = {}
@@ -148,7 +148,7 @@ def called(*patterns: str) -> Callable[[str, str], bool]:
     return lambda _module, code: any(pattern.match(call) for call in calls(code))
 
 
-_NOT_FILES = r"(?!(?:.*[._])?(?:files|inner)\.)"  # what a `files.Files` does for its caller
+_NOT_FILES = r"(?!(?:.*[._])?(?:files|inner)\.)"  # calls of a `files.Files` are fine
 
 RULES: dict[str, Callable[[str, str], bool]] = {
     "sockets": imported("socket", "asyncio", "selectors", "ssl", "http", "socketserver", "urllib.request"),
@@ -241,11 +241,11 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "store/merge_process.py": "merges in a process of their own",
     },
 }
-"""Which modules break a rule, and why they may: by part and name, wherever they are inside of the part."""
+"""Which modules may break a rule, and why: by part and name, wherever they are inside the part."""
 
 
 def breaks(rule: str, texts: dict[str, str]) -> set[str]:
-    """The modules that do what a rule is about, outside of its room."""
+    """The modules that do what a rule is about, outside its room."""
     return {
         f"{part(module)}/{module.rpartition('/')[2]}" if "/" in module else module
         for module, code in texts.items()
@@ -314,7 +314,7 @@ def test_delta_rs_is_named_in_one_module() -> None:
 
 
 def test_only_the_opening_chooses_a_format() -> None:
-    """... and an export, whose format people choose."""
+    """... and the export, whose format users choose."""
     users = {
         module
         for module, code in modules().items()

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 
 def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Not as a part of the make that may have started the tests."""
+    """Run make, but not as a part of the make that may have started the tests."""
     own = ("MAKE", "MFLAGS", "GNUMAKEFLAGS")
     outside = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     return subprocess.run(
@@ -34,7 +34,7 @@ def steps(target: str) -> str:
 
 
 def installed(target: str) -> list[str]:
-    """What of the package is installed, in turn."""
+    """What of the package is installed, in order."""
     return re.findall(r'pip install .*(--editable \.|"tailrace\[.*\]")$', steps(target), re.M)
 
 
@@ -58,7 +58,7 @@ def test_what_builds_the_package_is_there_before_it_is_built(requirement: str) -
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """What the Makefile needs, with a Python whose `-m venv` makes one that finds everything installed."""
+    """What the Makefile needs, with a Python whose `-m venv` pretends that everything is installed."""
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "tests").mkdir()
@@ -75,8 +75,8 @@ def program(path: Path, text: str) -> None:
 
 
 def test_an_environment_that_was_only_begun_is_made_again(clone: Path) -> None:
-    """Debian's `python3 -m venv` fails without python3-venv, and leaves one without pip. Who installed that
-    and tried again was told that there is no module named pip, until they deleted it.
+    """Debian's `python3 -m venv` fails without python3-venv, and leaves an environment without pip. After
+    installing python3-venv, make must not fail with "No module named pip".
     """
     program(clone / ".venv" / "bin" / "python", "exit 1")
     for told in (1, 0):
@@ -85,7 +85,7 @@ def test_an_environment_that_was_only_begun_is_made_again(clone: Path) -> None:
         assert (clone / "made").read_text() == "-m venv .venv\n", "once"
         assert done.stdout.count("MB to download") == told
         later = (clone / ".venv" / ".demo").stat().st_mtime_ns + 10**9
-        os.utime(clone / "pyproject.toml", ns=(later, later))  # what it needs has changed, a little
+        os.utime(clone / "pyproject.toml", ns=(later, later))  # its requirements have changed a little
 
 
 def test_an_installation_that_fails_is_not_taken_for_done(clone: Path) -> None:
@@ -97,7 +97,7 @@ def test_an_installation_that_fails_is_not_taken_for_done(clone: Path) -> None:
 
 
 def test_tests_run_where_no_archive_of_classes_can_be_made(clone: Path) -> None:
-    """Nor a folder for it: `build` is a file here, which stops root, too."""
+    """Nor a folder for it: `build` is a file here, which stops even root."""
     make("PYTHON=./python", ".venv/.installed", folder=clone)
     program(clone / ".venv" / "bin" / "python", "exit 1")
     (clone / "build").touch()

@@ -120,7 +120,7 @@ def test_reader_goes_through_a_snapshot() -> None:
 
 
 def test_marker_that_starts_above_something_folded_away() -> None:
-    """Change 5 may have been folded away; with the marker's own start, item 6 would look like no item."""
+    """Change 5 may be folded away; with the marker's own start, item 6 would look like nothing received."""
     marker = SnapshotRange(6, 9)
     position = Position.at(1, 4).received(marker, 6)
     assert position == Position(1, 6, 4, 9)

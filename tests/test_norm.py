@@ -28,7 +28,7 @@ def section(page: str, heading: str) -> str:
 
 
 def rows(text: str) -> list[list[str]]:
-    """The rows of all tables in a text, without their heads; anchors are taken out."""
+    """The rows of all tables in a text, without their heads and without anchors."""
     table_rows = [
         [cell.strip() for cell in re.sub(r"<a id=[^>]*></a>", "", line).strip("|").split(" | ")]
         for line in text.splitlines()

@@ -1,4 +1,4 @@
-"""Every option that is declared is read by somebody: one that does nothing is a lie."""
+"""Every declared option is read somewhere: one that does nothing is a lie."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODULES = {str(path.relative_to(SOURCE)): path.read_text() for path in sorted(SO
 
 @cache
 def accesses() -> dict[str, set[str]]:
-    """The attributes that each module reads. Not found out when this is imported, which every worker does."""
+    """The attributes that each module reads. Not computed on import, which every worker does."""
     return {
         name: {node.attr for node in ast.walk(parse(text)) if isinstance(node, ast.Attribute)}
         for name, text in MODULES.items()
@@ -35,7 +35,7 @@ def accesses() -> dict[str, set[str]]:
 
 
 def readers(attribute: str, *, without: str) -> list[str]:
-    """The modules that read an attribute of this name, but for the one that declares it."""
+    """The modules that read an attribute of this name, except the one that declares it."""
     return [name for name, attributes in accesses().items() if attribute in attributes and name != without]
 
 
@@ -73,7 +73,7 @@ def test_options_of_a_source() -> None:
 
 
 def test_options_of_a_dcp_connection() -> None:
-    """What a control key sets is read by whoever sends, or by a property beside its declaration."""
+    """What a control key sets is read by the sender, or by a property beside its declaration."""
     here = "protocol/dcp/controls.py"
     derived = MODULES[here].split("# What follows from them.")[1].split("\ndef ")[0]
     unread = [

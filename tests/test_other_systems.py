@@ -1,4 +1,4 @@
-"""macOS and Windows lack some of what Linux has. Neither is here: what they lack is taken away instead."""
+"""macOS and Windows lack some of what Linux has. Neither is here, so what they lack is removed instead."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_every_module_is_imported(system: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("system", _SYSTEMS)
 def test_a_node_on_disk_and_a_reader_work(system: str, tmp_path: Path) -> None:
-    """As far as that can be seen here: what a system does otherwise than Linux with what it has is not."""
+    """As far as can be tested here: not what those systems have but do differently."""
     shown = run(system, _WORKS, tmp_path).splitlines()
     assert shown[:2] == ["locked", "300"] and "7" in shown[-1]
 

@@ -1,7 +1,7 @@
 """What people install: the sdist and the wheel that is built from it, in an environment with nothing else.
 
-The environment has the dependencies that the package declares and none that only happen to be here: they are
-links into our own one, so that nothing is fetched.
+The environment has the dependencies that the package declares and none that merely happen to be here: they
+are links into our own, so nothing is fetched.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def bare(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*command: object) -> str:
-    """What a program says, far away from the repository."""
+    """What a program prints, far away from the repository."""
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd="/", env=ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -146,7 +146,7 @@ def test_the_version_has_its_place_in_the_changelog() -> None:
 
 
 def test_changes_are_told_in_groups() -> None:
-    """People look for what concerns them: in each version, every line stands below a heading of its own."""
+    """People look for what concerns them: in each version, every line is below a heading."""
     text = (ROOT / "CHANGELOG.md").read_text()
     for version in re.split(r"^## ", text, flags=re.M)[1:]:
         ungrouped = re.split(r"^### ", version, flags=re.M)[0]

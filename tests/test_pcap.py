@@ -1,4 +1,4 @@
-"""Captures: every file form and link, and TCP put together from any order of segments."""
+"""Captures: every file form and link, and TCP reassembled from any order of segments."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_ended_conversations_are_forgotten_in_time(monkeypatch: pytest.MonkeyPat
 
 def test_a_conversation_whose_ports_are_used_again_is_forgotten() -> None:
     first = Talk().open().send(CLIENT, b"one")
-    for number in range(1, 4):  # without an end, with one, with one again
+    for number in range(1, 4):  # without an end, with one, and again with one
         again = Talk(seqs=[number * 77_000, number * 88_000]).open().send(CLIENT, b"two").close()
         first.packets += again.packets
     told = [(type(event).__name__, event.conversation) for event in events(pcap_file(*first.wrapped()))]
@@ -199,7 +199,7 @@ def test_what_waits_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Talk().open()
     made.send(CLIENT, bytes(10)).send(CLIENT, b"y" * 300, 10)
     lost = made.packets.pop(3)
-    made.packets.append(lost)  # it comes at last, but too late
+    made.packets.append(lost)  # it comes, but too late
     parts = pieces(pcap_file(*made.wrapped()))
     assert isinstance(parts[0], pcap.Gap) and parts[0].size == 10
     assert joined(parts, from_client=True) == b"y" * 300

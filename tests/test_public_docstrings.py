@@ -13,7 +13,7 @@ from tailrace import spark
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PUBLIC = {"__init__", "errors", "testing/__init__", "testing/running", "spark/__init__", "client/kv"}
-"""Those that people import themselves; the others are the homes of names of `tailrace` and `.spark`."""
+"""Those that people import directly; the others are the homes of names of `tailrace` and `.spark`."""
 INSIDE = {"protocol/tap/reader"}
 """Homes of which only a dataclass of settings is public."""
 

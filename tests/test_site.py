@@ -67,7 +67,7 @@ def diagrams() -> list[Any]:
 
 @pytest.mark.parametrize("text", diagrams())
 def test_every_diagram_is_drawn(text: str, draw: Callable[[str], str]) -> None:
-    """With every box, every label and an arrow each, and no box over another."""
+    """With every box, label and arrow, and no box over another."""
     svg = ElementTree.fromstring(draw(text))
     boxes = [
         tuple(float(shape.attrib[side]) for side in ("x", "y", "width", "height"))

@@ -1,8 +1,8 @@
-"""Nothing grows too large for one sitting: a module has up to 24 KiB, an object up to about twenty
+"""Nothing grows too large to read in one sitting: a module has up to 24 KiB, an object up to about twenty
 attributes of its own and of its bases.
 
-A record is no such object: a dataclass of which no method assigns anything may have as many fields as there
-are settings. One whose methods assign has state, and its fields count as well.
+A record is not such an object: a dataclass of which no method assigns anything may have as many fields as
+there are settings. One whose methods assign has state, and its fields count as well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A clone stands alone: neither the suite nor the tools of the repository look at what lies around it."""
+"""A clone is self-contained: neither the suite nor the repository's tools look at anything outside it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PROGRAMS = [
     path
     for folder in ("tests", "bench", "docs", "examples")
     for path in (ROOT / folder).rglob("*.py")
-    if path != Path(__file__)  # it has examples of what is wrong
+    if path != Path(__file__)  # it has examples of violations
 ]
 
 
 def looks_outside(code: str, depth: int) -> Iterator[str]:
-    """What in a module, ``depth`` folders below the root, names a place outside of the repository."""
+    """What in a module, ``depth`` folders below the root, names a place outside the repository."""
     for node in ast.walk(parse(code)):
         match node:
             case ast.Constant(value=str(text)) if text.startswith("../") or "/../" in text:

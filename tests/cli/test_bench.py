@@ -1,4 +1,4 @@
-"""The command measures for real; what it measures is the benches' own business."""
+"""The command really measures; what it measures is up to the benches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One file for all commands: what it may say, who wins, and how it is printed back."""
+"""One file for all commands: what it may contain, what takes precedence, and how it is printed back."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_no_secret_of_an_option_is_printed_back(run: Run, file: Path, written: s
 
 
 def test_a_second_name_of_an_option_is_not_printed(run: Run, file: Path) -> None:
-    """It was: `once = "now"` beside `to = "now"`, and no command took that back."""
+    """Otherwise `once = "now"` would be printed beside `to = "now"`, which no command accepts."""
     file.write_text('[tail]\nurl = "couchbase://h"\nto = "now"\n')
     assert tomllib.loads(run("--config", file, "config", "tail").out) == {
         "tail": {"url": "couchbase://h", "to": "now"}
@@ -152,12 +152,12 @@ def test_a_file_that_is_not_there(run: Run, tmp_path: Path) -> None:
 
 
 def test_every_option_is_in_the_environment_by_its_name(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not only by the name that its value has inside, which nobody could know: secrets go there."""
+    """Not only by the internal name of its parameter, which nobody could know: secrets go there."""
     monkeypatch.setenv("TAILRACE_SERVE_USER", "ada:hunter2")
     monkeypatch.setenv("TAILRACE_SERVE_HTTP_PORT", "9210")
     monkeypatch.setenv("TAILRACE_MIRROR_STORAGE_OPTION", "a=hunter2 b=hunter2")
     monkeypatch.setenv("TAILRACE_CLUSTER_START_SET", "idle_timeout=10m")
-    monkeypatch.setenv("TAILRACE_VERIFY_STORAGE_OPTIONS", "c=hunter2")  # as it was for long
+    monkeypatch.setenv("TAILRACE_VERIFY_STORAGE_OPTIONS", "c=hunter2")  # the parameter's name
     printed = run("config").out
     assert tomllib.loads(printed) == {
         "serve": {"user": ["ada:***"], "http-port": "9210"},

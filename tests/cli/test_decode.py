@@ -1,4 +1,4 @@
-"""`tailrace decode`, as people call it."""
+"""`tailrace decode`, as people run it."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_what_gaps_have_cost_does_not_count_as_waiting(decode: Any, monkeypatch:
     large = dcp.DcpMutation(by_seqno=1, rev_seqno=1, key=b"k", value=bytes(900)).encode()
     for _ in range(10):
         made.send(SERVER, large, 500)
-        del made.packets[-1]  # the half of it that is there is given up when the next frames come
+        del made.packets[-1]  # the half that is there is given up when the next frames come
         made.send(SERVER, NOOP * 5, len(NOOP))
     code, out, err = decode(pcap_file(*made.wrapped()), "--json")
     assert code == 0 and len(objects(out)) > 10

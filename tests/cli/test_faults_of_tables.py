@@ -1,4 +1,4 @@
-"""Names of tables, and tables that are damaged: the commands that need no Spark say it in one line."""
+"""Odd names of tables, and damaged tables: commands that need no Spark report them in one line."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def garbled_vector(table: Path) -> str:
 
 
 def missing_checkpoint(table: Path) -> str:
-    """Our own reader finds its way by the commits; the engine does not."""
+    """Our own reader gets by with the commits; the engine does not."""
     DeltaTable(str(table)).create_checkpoint()
     for path in table.glob("_delta_log/*.checkpoint*.parquet"):
         path.unlink()
@@ -120,7 +120,7 @@ def test_damage_is_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One line, with the file and no word of a bug, from every command that has to read what is damaged."""
+    """One line that names the file and does not call it a bug, from every command that reads the damage."""
     monkeypatch.chdir(people.parent)
     log_only = ("wait", "maintain")
     for command in COMMANDS:
@@ -130,7 +130,7 @@ def test_damage_is_named(
         code = run(command, table, people.with_name(f"out of {command}"))
         said = capsys.readouterr().err
         if code == 0 and command in log_only and damage not in (garbled_commit, missing_commit):
-            continue  # it had no need to read it
+            continue  # it did not need to read it
         if code == 0 and damage is missing_checkpoint and command != "query":
             continue
         assert code == 1, (command, code, said)

@@ -1,6 +1,6 @@
 """Documents of any size, on every path between a bucket and a file: memory follows the limits, not the data.
 
-Each path is a process of its own, as users start it, with the memory that it takes by default, and 1.5 GiB of
+Each path is a process of its own, as users start it, with its default memory, and 1.5 GiB of
 values of 64 KiB, 1 MiB and 20 MiB, or a vbucket of 3 GiB: for `make soak`. ``pytest -s`` shows figures.
 That batches are bounded in bytes is in `client.test_bytes_per_batch`, `spark.test_spool` and
 `table.test_memory_bounds`.
@@ -23,11 +23,11 @@ from pathlib import Path
 import pytest
 
 PYTHON_BYTES = 1 << 30
-"""What a process of Python may hold: a client, a driver, a worker of Spark."""
+"""What a Python process may hold: a client, a driver, a worker of Spark."""
 JAVA_BYTES = 2 << 30
 """Spark's own default heap of 1 GiB, its direct buffers, and Java itself."""
 NODE_BYTES = 512 << 20
-"""A quota of 256 MiB, the base, and values of 20 MiB that are on their way."""
+"""A quota of 256 MiB, the base, and values of 20 MiB in transit."""
 SAMPLE_S = 0.05
 
 pytestmark = pytest.mark.skipif(
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(
 
 @dataclass
 class Watch:
-    """The most that a process and each of its descendants held, by what they are."""
+    """The peak memory of a process and of each of its descendants, by kind."""
 
     pid: int
     most: dict[str, int] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Watch:
 
 
 def family(pid: int) -> list[int]:
-    """A process and what it started, and so on."""
+    """A process and all its descendants."""
     pids = [pid]
     for parent in pids:
         for task in _listed(Path(f"/proc/{parent}/task")):
@@ -83,7 +83,7 @@ def _text(path: Path) -> str:
 
 
 def held_by(pid: int) -> tuple[str, int]:
-    """Its kind, and the resident bytes that are its own (mapped files are the kernel's)."""
+    """The kind of a process, and its own resident bytes (mapped files are the kernel's)."""
     command = _text(Path(f"/proc/{pid}/cmdline")).split("\0")
     name = "java" if Path(command[0]).name == "java" else "python"
     counts = _text(Path(f"/proc/{pid}/statm")).split()

@@ -1,4 +1,4 @@
-"""What a mirror says of itself for Prometheus, after every round and whole."""
+"""What a mirror writes for Prometheus: after every round, and never a partial file."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_each_table_has_its_own_figures() -> None:
 
 
 def test_the_age_of_a_table_grows_only_while_nothing_newer_is_known() -> None:
-    """It stayed what the last round had said: for hours if the next one took so long, or if none came."""
+    """It must not stay what the last round said, for hours if the next one takes that long or none comes."""
     clock = ManualClock(1_000)
     figures = MirrorFigures("default", "people", clock=clock)
     clock.advance(40)

@@ -1,4 +1,4 @@
-"""Whatever a file is called, commands find it; and a disk that is full is an error of one line."""
+"""Whatever a file is called, commands find it; and a full disk is a one-line error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def node() -> Any:
 
 
 def ways(folder: Path, name: str, file: str) -> list[tuple[object, Path]]:
-    """The same file as people may write it, and the folder where they stand."""
+    """The same file in the ways people may write it, and the current folder."""
     target = folder / name / file
     (folder / name).mkdir()
     link = folder / f"link to {name}"
@@ -66,7 +66,7 @@ def test_the_same_file_however_it_is_written(
         assert json.loads(target.read_text())["tailrace_state"] == 1
         assert sorted(path.name for path in target.parent.iterdir()) == [target.name]
         assert main(tail) == 0
-        assert b'"mutation"' not in capfdbinary.readouterr().out  # it goes on from there
+        assert b'"mutation"' not in capfdbinary.readouterr().out  # it resumed from there
         target.unlink()
         assert main(["dump", node.url, "--out", str(given)]) == 0
         assert len(target.read_text().splitlines()) == 20
@@ -91,7 +91,7 @@ def test_a_link_to_a_state_file_stays_one(tmp_path: Path, node: Any) -> None:
 def test_a_name_that_can_not_be_is_refused_before_anything_is_made(
     tmp_path: Path, given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also before anybody is connected to: there is no node at this address."""
+    """Even before anything is connected: there is no node at this address."""
     monkeypatch.chdir(tmp_path)
     url = "couchbase://127.0.0.1:1"
     for arguments in (
@@ -169,7 +169,7 @@ def test_nobody_takes_the_output(node: Any, arguments: list[str]) -> None:
 
 
 def test_a_temporary_folder_that_can_not_be_used(tmp_path: Path) -> None:
-    """Where nothing can be written at all, the cause is named, in one line."""
+    """If nothing can be written at all, one line names the cause."""
     done = run("demo", "--dir", "/proc/nowhere", env={**os.environ, "TMPDIR": "/proc"})
     assert done.returncode in (1, 2)
     assert done.stderr.count("tailrace: error: ") == 1

@@ -1,6 +1,6 @@
 """Every option and argument that is a path takes every name, however it is written, or refuses it in a line.
 
-`FILES` and `DIRECTORIES` say how each is used. The command line is asked for what it has: none is left out.
+`FILES` and `DIRECTORIES` say how each is used. The command line itself lists them, so none is left out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DOCUMENTS = 20
 
 @dataclass
 class Case:
-    """A path that somebody wrote, and what it means."""
+    """A path as written, and what it means."""
 
     node: RunningNode
     given: str
@@ -47,7 +47,7 @@ class Case:
     capture: Any
 
     def run(self, *arguments: str, code: int = 0) -> str:
-        """What a command prints; the path stands where PATH does."""
+        """What a command prints; PATH is replaced by the path."""
         given = [word.replace("PATH", self.given) for word in arguments]
         given = [self.node.url if word == "URL" else word for word in given]
         self.capture.readouterr()
@@ -56,14 +56,14 @@ class Case:
         return printed
 
     def only(self, *names: str) -> None:
-        """Beside the target there is nothing else: nobody has made a folder of another name."""
+        """Check that nothing else is beside the target: no folder of another name was made."""
         assert sorted(path.name for path in self.target.parent.iterdir()) == sorted(
             [self.target.name, *names]
         )
 
     @contextlib.contextmanager
     def started(self, *arguments: str) -> Iterator[str]:
-        """A command that stays, in a process of its own; its first line."""
+        """Start a command that keeps running, in a process of its own; its first line."""
         words = [word.replace("PATH", self.given) for word in arguments]
         command = [sys.executable, "-m", "tailrace", *words]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -182,7 +182,7 @@ def cluster(case: Case) -> None:
 
 
 def group_store(case: Case) -> None:
-    case.run("tail", "URL", "--group", "g", "--group-store", "PATH", "--to", "now", code=2)  # for ever only
+    case.run("tail", "URL", "--group", "g", "--group-store", "PATH", "--to", "now", code=2)  # not now
     with tailrace.connect_sync(case.node.url, group="g", group_store=case.given) as source:
         assert next(iter(source.changes())) is not None
     assert list(case.target.iterdir())
@@ -215,7 +215,7 @@ def mirrored_table(case: Case) -> None:
     assert rows.count() == DOCUMENTS
     (vbucket, position), *_ = rows.table.current.positions.items()
     case.run("wait", "PATH", "--token", f"{vbucket}:{position.vb_uuid}:{position.seqno}", "--timeout", "10s")
-    refused = 2 if "%41" in str(case.target) else 0  # by the engine: it would look into another folder
+    refused = 2 if "%41" in str(case.target) else 0  # by the engine, which would look in another folder
     printed = case.run("query", "PATH", "select count(*) n from t", "--json", code=refused)
     assert refused or json.loads(printed) == {"n": DOCUMENTS}
     case.only()
@@ -272,7 +272,7 @@ DIRECTORIES: dict[Callable[[Case], None], str] = {
     exported: "export table; export path",
 }
 IN_PROCESSES = {recording, users_of_serve, ready_file_of_serve, certificates, data_of_serve, cluster}
-"""What costs a process each: not every way."""
+"""Cases that cost a process each: not tried in every way."""
 ALIKE = {
     "invalidate --state": "as tail --state; it needs a cache",
     "cluster add --dir": "status reads the same option",
@@ -305,7 +305,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(folder: Path, name: str, *, is_directory: bool) -> list[tuple[str, Path]]:
-    """The same path as people may write it, and where they stand."""
+    """The same path in the ways people may write it, and the current folder."""
     around = folder / name
     around.mkdir()
     target = around / f"{name}.x"
@@ -356,7 +356,7 @@ WRONG = [
 def test_every_path_that_can_not_be_is_refused_before_anything_is_made(
     given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also before anybody is connected to: nobody listens there."""
+    """Even before anything is connected: nobody listens there."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("x")
     for words, command, parameter in parameters():
@@ -364,7 +364,7 @@ def test_every_path_that_can_not_be_is_refused_before_anything_is_made(
             continue
         shown = f"_default._default={given}" if parameter.name == "collections" else given
         arguments = [*words]
-        for other in command.params:  # in order: an argument stands where it stands
+        for other in command.params:  # in order: arguments are positional
             if other is parameter:
                 arguments += [shown] if isinstance(other, click.Argument) else [other.opts[0], shown]
             elif other.required:
@@ -384,7 +384,7 @@ def _sample(parameter: click.Parameter) -> list[str]:
 
 
 def parameters() -> Iterator[tuple[list[str], click.Command, click.Parameter]]:
-    """All that the command line takes."""
+    """All parameters of the command line."""
 
     def below(words: list[str], command: click.Command) -> Iterator[Any]:
         if isinstance(command, click.Group):

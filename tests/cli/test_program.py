@@ -334,7 +334,7 @@ def test_a_signal_that_the_interpreter_drops_comes_again(number: signal.Signals,
 def test_a_signal_that_the_interpreter_drops_at_the_end_of_a_command_ends_nothing_else(
     number: signal.Signals,
 ) -> None:
-    """It came again when nobody was there any more to take it: the exit code was that of a killed process."""
+    """If it came again with nobody left to handle it, the exit code would be that of a killed process."""
     body = f"""
         import weakref
         class Module: pass

@@ -1,4 +1,4 @@
-"""The line on a terminal that says how far a command is, and those that say it without one."""
+"""The line on a terminal that shows a command's progress, and the messages without a terminal."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_message_stands_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_no_bar_where_results_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both streams on one terminal would write over each other."""
+    """Both streams on one terminal would overwrite each other."""
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setattr(sys, "stdout", Terminal())
     with progress("mirroring", beside_results=True) as bar:
@@ -85,7 +85,7 @@ class Watched:
         self.view = _View(self.figures, bar, None, as_json=False, clock=self.clock)
 
     def wait(self, doing: str | RoundUnderway, seconds: float) -> None:
-        """Somebody looks, each second of it."""
+        """Look at it every second."""
         for second in range(1, int(seconds) + 1):
             self.clock.advance(1)
             status: dict[str, Any] = {"message": str(doing), "seconds": second}

@@ -1,4 +1,4 @@
-"""Commands and options that scripts of users hold on to: none is renamed or lost unnoticed."""
+"""Commands and options that users' scripts rely on: none is renamed or lost unnoticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Users and certificates are read again on SIGHUP, by a node and by what serves figures beside a command."""
+"""Users and certificates are read again on SIGHUP, by a node and by commands that serve figures."""
 
 from __future__ import annotations
 
@@ -105,14 +105,14 @@ def test_a_node_reads_users_and_certificate_again(tmp_path: Path) -> None:
                 (done,) = events("reloaded")
                 assert (done["users"], done["certificate"], done["connections_closed"]) == (3, "true", 2)
                 assert ada.is_closed() and late.is_closed()
-                eve.ok(admin.Noop())  # hers is what it was
+                eve.ok(admin.Noop())  # her password has not changed
                 assert certificate_of(told["tls_port"]) != before
             with Wire(told["port"]) as ada:
                 assert login(ada, b"ada", b"old") == Status.AUTH_ERROR
                 assert login(ada, b"ada", b"new") == Status.SUCCESS
             users.write_text("")
             node.send_signal(signal.SIGHUP)
-            wait_for(lambda: len(events("reloaded")) == 2)  # boss is left
+            wait_for(lambda: len(events("reloaded")) == 2)  # boss remains
             with Wire(told["port"]) as ada:
                 assert login(ada, b"ada", b"new") == Status.AUTH_ERROR
         finally:
@@ -145,7 +145,7 @@ def test_figures_beside_a_reader_have_new_users(tmp_path: Path) -> None:
 
 
 def test_without_such_files_a_hangup_ends_a_node_as_ever(tmp_path: Path) -> None:
-    """Whoever closes a terminal closes what runs in it."""
+    """Closing a terminal ends what runs in it."""
     ready = tmp_path / "ready.json"
     command = [sys.executable, "-m", "tailrace", "serve", "--memory", "--port", "0", "--vbuckets", "2"]
     # whoever runs the suite may ignore hangups, and children inherit that

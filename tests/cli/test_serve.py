@@ -36,7 +36,7 @@ def command(*arguments: str) -> list[str]:
 
 @contextmanager
 def serving(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """A node as a process; what its ready file says."""
+    """Run a node as a process; yields it and the content of its ready file."""
     ready = tmp_path / "ready.json"
     ready.unlink(missing_ok=True)
     process = subprocess.Popen(
@@ -52,7 +52,7 @@ def serving(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        yield process, json.loads(ready.read_text())  # whole as soon as it is there
+        yield process, json.loads(ready.read_text())  # complete as soon as it is there
     finally:
         if process.poll() is None:
             process.kill()
@@ -120,7 +120,7 @@ def test_first_line_and_ready_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_drain_and_end_with_0(tmp_path: Path, number: int) -> None:
-    """What was answered, even without asking for the disk, is there after a clean stop."""
+    """What was acknowledged, even without asking for the disk, is there after a clean stop."""
     with serving(tmp_path, "--data", "data", "--vbuckets", "4") as (process, ready):
         wire = Wire(ready["port"])
         for at in range(200):
@@ -266,7 +266,7 @@ def test_another_number_of_vbuckets_than_there_are(tmp_path: Path) -> None:
     assert re.fullmatch(
         r"tailrace: error: bucket 'default' in '.*/data' has 4 vbuckets, not 8: .*\n", done.stderr
     )
-    with serving(tmp_path, "--data", "data") as (_, ready):  # unless it is said, it is what it was
+    with serving(tmp_path, "--data", "data") as (_, ready):  # without the option it keeps its number
         assert ready["vbuckets"] == 4
 
 
@@ -378,7 +378,7 @@ def test_a_lost_log_is_one_line_until_the_loss_is_accepted(tmp_path: Path) -> No
 def test_a_disk_that_is_too_small_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a full disk with less than six times the quota a node may not recover."""
+    """A node may not recover from a full disk of less than six times the quota."""
     for size, told in ((27 << 20, True), (28 << 20, False)):
         caplog.clear()
         usage = SimpleNamespace(total=size)

@@ -67,7 +67,7 @@ def test_a_query_sees_live_rows_only(people: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_reader_that_has_seen_enough(people: Path) -> None:
-    """`tailrace query … --json | head -1` is no error."""
+    """`tailrace query … --json | head -1` is not an error."""
     query = "select a.key from t a, t b, t c, t d, t e, t f"
     command = [sys.executable, "-m", "tailrace", "query", str(people), query, "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -104,7 +104,7 @@ def test_a_map_and_a_wide_table(people: Path, capsys: pytest.CaptureFixture[str]
 def test_a_limit_where_no_column_is_named(
     people: Path, query: str, rows: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The engine answers from the log what needs no column, and then forgets the limit."""
+    """The engine answers such a query from the log, and then ignores the limit."""
     assert main(["query", str(people), query, "--json"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == rows
 
@@ -141,7 +141,7 @@ def test_an_export_that_every_engine_reads(people: Path, capsys: pytest.CaptureF
 
 
 def test_what_was_exported_long_ago_goes(people: Path) -> None:
-    """An export that is made anew every night does not grow for ever."""
+    """An export that is replaced every night does not grow for ever."""
     plain = people.parent / "plain"
     for _ in range(2):
         assert main(["export", str(people), str(plain)]) == 0
@@ -182,7 +182,7 @@ def test_a_secret_is_not_shown(people: Path, capsys: pytest.CaptureFixture[str])
 def test_a_query_does_not_repeat_what_was_signed(
     people: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The engine has a connection of its own, and its errors are not those of `TableStore`."""
+    """The engine has its own connection to the store, so its errors do not come from `TableStore`."""
 
     def query_elsewhere(_table: object, options: Any, sql: str, **how: Any) -> pa.RecordBatchReader:
         return engine.query("s3://bucket/table", options, sql, **how)
@@ -200,7 +200,7 @@ def test_a_query_does_not_repeat_what_was_signed(
 def test_a_query_takes_long_rows_few_at_a_time(
     people: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The engine gathers what a filter leaves until it has a batch: of rows, however long they are."""
+    """The engine gathers what a filter leaves into batches of a number of rows, however long they are."""
     sizes: list[int] = []
 
     def taken(batches: Iterable[pa.RecordBatch]) -> int:

@@ -57,7 +57,7 @@ def test_a_script_hears_the_verdict(
 def test_rows_that_somebody_rewrote_as_they_were(
     no_spark: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An UPDATE that changes nothing, say: the mirror asks for a repair, and there is nothing to do."""
+    """As by an UPDATE that changes nothing: the mirror asks for a repair, and there is nothing to do."""
     with tailrace.testing.node(vbuckets=2) as node:
         node.set("a", {"n": 1})
         once(node.url, tmp_path / "t")

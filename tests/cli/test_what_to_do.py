@@ -1,4 +1,4 @@
-"""Errors that people run into say which option, file or port it is, and what to do."""
+"""Errors that people run into name the option, file or port, and say what to do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def taken() -> Iterator[str]:
 
 
 def error(capfd: pytest.CaptureFixture[str], code: int, *arguments: object) -> str:
-    """The one line that a command line ends with; a node that does not start needs a process to leave."""
+    """The one line that a command ends with; a node that does not start needs a process of its own to end."""
     words = [str(argument) for argument in arguments]
     if words[0] == "serve":
         assert subprocess.run([sys.executable, "-m", "tailrace", *words], check=False).returncode == code
@@ -48,7 +48,7 @@ def error(capfd: pytest.CaptureFixture[str], code: int, *arguments: object) -> s
 
 
 def test_a_command_of_a_group_that_is_missing(capfd: pytest.CaptureFixture[str]) -> None:
-    # it was the whole help, in one line
+    # not the whole help in one line
     assert error(capfd, 2, "cluster") == "tailrace: error: missing command, see 'tailrace cluster --help'\n"
 
 

@@ -1,4 +1,4 @@
-"""A mirrored table with a past: what it held at some versions, for engines that we did not write."""
+"""A mirrored table with a history, and what it held at some versions, for testing other engines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Stage:
 
 
 def rows_by_key(rows: Iterable[Mapping[str, Any]]) -> Rows:
-    """What an engine read, with the columns of `COLUMNS`; no key may stand twice."""
+    """What an engine read, with the columns of `COLUMNS`; no key may appear twice."""
     by_key: Rows = {}
     for row in rows:
         assert row["key"] not in by_key, f"{row['key']} stands twice"
@@ -95,7 +95,7 @@ def aged_table(path: Path) -> list[Stage]:
 
 
 def save_stages(stages: Iterable[Stage], path: Path) -> None:
-    """For a program that compares in another environment."""
+    """Save them for a program that compares in another environment."""
     path.write_text(json.dumps([stage.to_json() for stage in stages]))
 
 

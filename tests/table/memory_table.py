@@ -24,7 +24,7 @@ _MARK = Vector("m", "", None, 0, 0)
 
 
 class MemoryTable:
-    """Data files in a folder, everything else in this process."""
+    """A table with its data files in a folder and everything else in memory."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""Object stores on loopback, and a proxy before them that loses answers, refuses and dawdles.
+"""Object stores on loopback, and a proxy before them that loses answers, refuses and delays.
 
-An S3 API is served by moto. Google's XML API has the same requests and answers but for the login and one
+An S3 API is served by moto. Google's XML API has the same requests and answers except for the login and one
 condition, which the proxy translates for the same server. (The emulators of Google's store know neither that
 condition in the XML API nor its uploads in parts.)
 """
@@ -37,7 +37,7 @@ from tailrace.table.contract import Table
 
 Fault = Literal["lost", "refused", "slow", "dropped"]
 Plan = Callable[[str, str], "Fault | None"]
-"""Told the method and the path of a request; what goes wrong with it.
+"""Takes the method and the path of a request; returns what goes wrong with it.
 
     lost       the server does it, and the answer never comes
     dropped    it never reaches the server
@@ -132,7 +132,7 @@ class Proxy:
 
             def forward(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
-                path = urllib.parse.unquote(self.path)  # Google's has its dots as %2E
+                path = urllib.parse.unquote(self.path)  # Google's client writes dots as %2E
                 fault = proxy.plan(self.command, path)
                 if fault:
                     proxy.struck.append((fault, self.command, path))
@@ -194,7 +194,7 @@ class Cloud:
     upstream: int
     """The server itself."""
     port: int
-    """Where it is asked."""
+    """Where requests go."""
     options_for: Callable[..., dict[str, str]]
 
     @property
@@ -209,7 +209,7 @@ class Cloud:
             check_rows(table, expected, self.options)
 
     def place(self) -> str:
-        """For a table of its own."""
+        """A place for a new table."""
         return f"{self.scheme}://{BUCKET}/{unique_name()}/table"
 
     @contextmanager
@@ -237,7 +237,7 @@ def google_cloud(port: int) -> Iterator[Cloud]:
 
 AZURE_ACCOUNT = "devstoreaccount1"
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""What every Azurite has; they are no secret."""
+"""The credentials of every Azurite; not a secret."""
 
 
 def azure_options_for(port: int, **more: str) -> dict[str, str]:
@@ -305,7 +305,7 @@ def _make_container(port: int) -> None:
 
 @contextmanager
 def refusing_store() -> Iterator[int]:
-    """Refuses everything as S3 does where a signature is wrong: with all that was signed. Its port."""
+    """Refuses everything as S3 does for a wrong signature, repeating all that was signed. Its port."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def refuse(self) -> None:

@@ -1,4 +1,4 @@
-"""Actions, columns and positions: what is written is read again, also by way of a checkpoint."""
+"""Actions, columns and positions: what is written can be read again, also from a checkpoint."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_new_files_may_have_dead_rows(table: DeltaMirrorTable) -> None:
 
 
 def test_small_vectors_are_in_files_too(table: DeltaMirrorTable) -> None:
-    """delta-spark's VACUUM ends with an error if one stands in the log itself."""
+    """delta-spark's VACUUM fails if one is in the log itself."""
     mirror = NaiveMirror(table)
     mirror.change(keys(range(100)))
     mirror.change(keys([3]))
@@ -135,7 +135,7 @@ def test_small_vectors_are_in_files_too(table: DeltaMirrorTable) -> None:
 
 
 def test_a_table_with_vectors_in_its_log(table: DeltaMirrorTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An earlier Tailrace wrote small ones like that."""
+    """An earlier Tailrace wrote small ones there."""
     mirror = NaiveMirror(table)
     mirror.change(keys(range(100)))
     with monkeypatch.context() as patched:
@@ -249,7 +249,7 @@ def test_delta_rs_does_not_write_it(table: DeltaMirrorTable) -> None:
         write_deltalake(table.uri, rows, mode="append")
 
 
-# What is no table of ours.
+# Tables that are not ours.
 
 
 def test_no_table(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_no_table(tmp_path: Path) -> None:
 
 
 def test_a_table_inside_of_another(table: DeltaMirrorTable, clock: ManualClock, tmp_path: Path) -> None:
-    """Whoever cleans the outer one up deletes what he does not know."""
+    """Cleaning the outer table up deletes unknown files."""
     for inner in ("changes", "a/b/c"):
         with pytest.raises(UsageError, match=r"lies inside of the table at .*; choose another path"):
             make(f"{table.uri}/{inner}", clock)

@@ -1,4 +1,4 @@
-"""The columns of a typed table: names, limit, what the log says of them, and files without them."""
+"""The columns of a typed table: names, limit, their statistics, and files without them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_tasks_that_see_fields_differently_get_one_type() -> None:
 
 
 def test_tasks_that_give_one_name_to_two_fields() -> None:
-    """Each names the column alone; together the second field gets another one, which its file has not."""
+    """Alone each gets the name; together the second field gets another one, which its file does not have."""
     base = DocumentColumns(pa.schema([]), evolve=True)
     for first, second in [
         ("`a b` INT", "a_b INT"),
@@ -93,7 +93,7 @@ def test_tasks_that_give_one_name_to_two_fields() -> None:
 
 
 def test_tasks_whose_fields_have_no_room_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else they would see the same again and again."""
+    """Otherwise they would find the same fields again and again."""
     monkeypatch.setattr(document_columns, "MAX_COLUMNS", 4)
     base = DocumentColumns.from_text("n INT", evolve=True)
     left, right = (base.parse(texts({"s": dict.fromkeys(names, 1)}))[1] for names in ("abc", "xyz"))
@@ -128,7 +128,7 @@ def test_the_log_says_how_small_and_how_large(tmp_path: Path) -> None:
 
 
 def test_only_what_repeats_has_a_dictionary(tmp_path: Path) -> None:
-    """A dictionary of values that never come again takes time and space."""
+    """A dictionary of values that never repeat wastes time and space."""
     fields = "own STRING, same STRING, n INT, empty INT, s STRUCT<own: DOUBLE, same: DATE>, "
     columns = DocumentColumns.from_text(
         fields + "l ARRAY<STRUCT<own: STRING, same: INT>>, m MAP<STRING, INT>"

@@ -55,7 +55,7 @@ def test_filters_skip_no_live_row(aged: tuple[Path, list[Stage]]) -> None:
 
 
 def test_files_are_skipped_by_key_vbucket_and_time(tmp_path: Path) -> None:
-    """Whoever asks for some documents does not open the other files, which are gone here."""
+    """A query for some documents does not open the other files, which are gone here."""
     path = tmp_path / "table"
     with tailrace.testing.node(vbuckets=2) as node:
         for vbucket, name in enumerate(("early", "late")):

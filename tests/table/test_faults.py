@@ -1,4 +1,4 @@
-"""Errors of the disk at every call that writes: the table stays what it was, or becomes what it should."""
+"""Disk errors at every call that writes: the table stays what it was, or becomes what it should."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_an_error_at_every_write(tmp_path: Path, fault: Callable[[], OSError], s
         clock = ManualClock(time.time())
         plan = at_call(call, lambda size: Fault(fault(), size // 2))
         files = FaultyFiles(DiskFiles(path, mode=0o666), plan, syncs=False)
-        with contextlib.suppress(OSError, TableChanged):  # it ends with an error, and is started again
+        with contextlib.suppress(OSError, TableChanged):  # it fails, and is started again
             live(path, clock, files)
         if not (path / "_delta_log/00000000000000000000.json").exists():
             continue

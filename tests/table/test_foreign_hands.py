@@ -1,4 +1,4 @@
-"""Somebody who is no mirror works on a mirror's table: it goes on right, or stops with one line."""
+"""Something else changes a mirror's table: the mirror goes on correctly, or stops with one line."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_optimize_is_taken_as_it_is(table: DeltaMirrorTable, mirror: NaiveMirror
     (file,) = table.files()
     assert file.kind == FOREIGN and file.index_offset is None
     assert (file.low, file.high) == (0, (1 << 64) - 1)
-    assert file.rows == len(mirror.rows)  # from the file itself: nobody said it
+    assert file.rows == len(mirror.rows)  # from the file itself: the log does not say
     check_rows(table, mirror.rows)
     keys = list(own_rows(table))
     table.commit(Commit("TAILRACE ROUND", masked={file.path: BitMap([keys.index("key::5")])}))
@@ -117,7 +117,7 @@ def test_optimize_in_between_computes_the_round_again(table: DeltaMirrorTable, m
     optimize(table)
     with pytest.raises(TableChanged, match="changed by somebody else"):
         table.commit(Commit("TAILRACE ROUND", positions={1: Position.at(1, 100)}))
-    assert table.files()[0].kind == FOREIGN  # what there is now to compute with
+    assert table.files()[0].kind == FOREIGN  # what the round is now computed from
     table.commit(Commit("TAILRACE ROUND", positions={1: Position.at(1, 100)}))
     check_rows(table, mirror.rows)
 
@@ -144,7 +144,7 @@ def test_deleted_rows_stop_the_mirror(table: DeltaMirrorTable, mirror: NaiveMirr
         again.claim()
     repairing = DeltaMirrorTable.open(table.uri)
     repairing.claim("repair", accept_foreign=True)
-    with pytest.raises(ForeignRows):  # the repair died half way
+    with pytest.raises(ForeignRows):  # the repair was killed half-way
         DeltaMirrorTable.open(table.uri).claim()
     repairing.claim("repair again", accept_foreign=True)
     repairing.commit(Commit("TAILRACE REPAIR", repaired=True))
@@ -189,7 +189,7 @@ def test_a_checkpoint_of_another_writer(table: DeltaMirrorTable, mirror: NaiveMi
 def test_a_checkpoint_of_a_claim_that_has_just_been_made(
     table: DeltaMirrorTable, mirror: NaiveMirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The claim stands, and is not taken for one that others have left far behind."""
+    """The claim is valid, and not taken for one that is far out of date."""
     begun = table.version
 
     def at(place: str) -> None:
@@ -220,7 +220,7 @@ def test_a_checkpoint_in_several_parts(table: DeltaMirrorTable, mirror: NaiveMir
     for version in range(table.version):
         table.store.delete([commit_path(version)])
     check_rows(DeltaMirrorTable.open(table.uri), mirror.rows)
-    # without one of its parts it is none
+    # without one of its parts it does not count
     (folder / f"{table.version:020d}.checkpoint.{2:010d}.{parts:010d}.parquet").unlink()
     with pytest.raises(TableDamaged, match="is missing"):
         DeltaMirrorTable.open(table.uri)
@@ -279,7 +279,7 @@ def test_settings_that_ask_too_much_of_a_writer(table: DeltaMirrorTable, mirror:
 
 
 def test_statistics_by_somebody_else(table: DeltaMirrorTable, mirror: NaiveMirror) -> None:
-    """ANALYZE adds the same files again; what they are to us stands in their tags."""
+    """ANALYZE adds the same files again; their tags keep what they are to us."""
     before = table.files()
     state = DeltaLog(table.store).load()
     assert state is not None
@@ -298,7 +298,7 @@ def test_statistics_by_somebody_else(table: DeltaMirrorTable, mirror: NaiveMirro
 
 
 def test_a_file_of_views_is_merged(tmp_path: Path) -> None:
-    """Somebody's writer keeps Arrow's views in the file's schema, which hardly any kernel takes."""
+    """Some writers keep Arrow's views in the file's schema, which hardly any compute function accepts."""
     schema = table_schema(keep_deletes=False)
     store = TableStore(tmp_path)
     key_hash = KeyHash(bytes(16))
@@ -326,7 +326,7 @@ def test_a_file_of_views_is_merged(tmp_path: Path) -> None:
 def test_a_version_whose_files_vanish_is_nothing_to_go_back_to(
     table: DeltaMirrorTable, mirror: NaiveMirror
 ) -> None:
-    """Also if they were there when somebody last asked."""
+    """Even if they were there at the last look."""
     vbucket = next(iter(mirror.seqnos))
     first = {file.path for file in table.files(mirror.change(["key::0"]))}
     masked = [f"key::{number}" for number in range(40)]

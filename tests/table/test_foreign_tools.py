@@ -1,5 +1,5 @@
 """Everything that people do to a Delta table, with delta-rs itself and as other engines would leave it: the
-mirror goes on right, or stops with one line that says what to do. Never a wrong row.
+mirror goes on correctly, or stops with one line that says what to do. Never a wrong row.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from tailrace.table.store import TableStore
 
 @dataclass(frozen=True)
 class Hand:
-    """What somebody does to a table, and what comes of it."""
+    """Something done to a table, and the outcome."""
 
     name: str
     act: Callable[[Path], Any]
     is_refused: bool = False
     """delta-rs does not do it: our tables have a feature that it can't write."""
     stops: type[TailraceError] | None = None
-    """How the mirror ends; None: it goes on right."""
+    """How the mirror ends; None: it goes on correctly."""
     says: str = ""
     goes_on_if_open: bool = False
-    """A mirror that is running notices nothing that matters to it."""
+    """A running mirror is not affected."""
 
 
 def foreign_commit(path: Path, operation: str, actions: list[dict[str, Any]]) -> None:
-    """A version as another engine makes it."""
+    """A version as another engine would make it."""
     state = DeltaLog(TableStore(path)).load()
     assert state is not None
     info = {"commitInfo": {"timestamp": 1_700_000_000_000, "operation": operation, "engineInfo": "Spark"}}

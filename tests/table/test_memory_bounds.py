@@ -1,4 +1,4 @@
-"""What writing and merging hold in memory follows their limits, whatever a vbucket or a document holds."""
+"""The memory of writing and merging follows their limits, whatever a vbucket or a document holds."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_one_large_vbucket_and_one_large_value(tmp_path: Path) -> None:
 def test_of_many_files_with_large_values_a_few_are_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a reader that has handed on its row nor its decoder keeps it: 16 of 20 MiB were 1.2 GiB."""
+    """Neither a reader that has handed on its row nor its decoder keeps it (16 of 20 MiB took 1.2 GiB)."""
     value_bytes, file_count = 1 << 20, 12
     monkeypatch.setattr(datafile, "_GROUP_BYTES", value_bytes // 2)  # a row each, as with values of 20 MiB
     store, key_hash = TableStore(tmp_path), KeyHash(SECRET)
@@ -93,7 +93,7 @@ def test_of_many_files_with_large_values_a_few_are_held(
 
 
 def test_many_files_are_merged_in_small_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All readers together hold so much, however many files there are."""
+    """What all readers hold together is limited, however many files there are."""
     store, key_hash = TableStore(tmp_path), KeyHash(SECRET)
     writer = TableWriter(store, ROWS, SECRET, ())
     sources = []

@@ -1,4 +1,4 @@
-"""Read your writes: what a table says of a mutation token, and how long one waits for it."""
+"""Read your writes: what a table knows of a mutation token, and how long the wait for it is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OLD, NEW = 11, 1 << 63
 
 
 class Written:
-    """A table with one vbucket that somebody mirrors by hand."""
+    """A table with one vbucket that is mirrored by hand."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "table"
@@ -103,7 +103,7 @@ def test_a_failover_between_two_rounds(written: Written) -> None:
 
 def test_a_row_of_the_old_branch_shows_that_it_got_so_far(written: Written) -> None:
     written.round(OLD, 1, 2)
-    written.round(OLD, 5, to=4)  # it says less than it has
+    written.round(OLD, 5, to=4)  # the position says less than the table has
     written.round(NEW, 12)
     assert written.state(OLD, 5) is TokenState.HELD
 
@@ -170,7 +170,7 @@ def test_it_says_in_time_that_it_can_not(written: Written) -> None:
 
 
 def test_the_state_at_a_position_on_any_branch(tmp_path: Path) -> None:
-    """A position on a newer branch than the table had then: what was there before lies on the way to it."""
+    """A position on a newer branch than the table had then: earlier versions are on the way to it."""
     written = Written(tmp_path)
     written.round(OLD, 1, 2)
     kept = written.round(OLD, 3)

@@ -51,7 +51,7 @@ def proxy(port: int) -> Iterator[Proxy]:
 
 
 AZURE = pytest.param("az", marks=[pytest.mark.interop, pytest.mark.timeout(1800)])
-"""Its emulator comes by npm, which may take a while."""
+"""Its emulator comes from npm, which may take a while."""
 
 
 @pytest.fixture(scope="module", params=["s3", "gs", AZURE])
@@ -105,7 +105,7 @@ def test_rounds_checkpoint_and_cleaning(cloud: Cloud) -> None:
 
 NAMES = {"größe 1-表": False, "a%41b": False, "a%23b%3Fc%25": False, "100%": False, "slash/": True}
 NAMES["a+b&c='d'@e:f(g)!$,;_.-"] = True
-"""And whether the engine of `tailrace query` finds the files below them."""
+"""Names, and whether the engine of `tailrace query` finds the files below them."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -176,7 +176,7 @@ def test_two_mirrors_race(cloud: Cloud) -> None:
     final = DeltaMirrorTable.open(uri, storage_options=options)
     runs = [version.run for version in final.versions()]
     assert runs[-1] == "create"
-    # once the other has claimed it, nobody comes back: the runs are two blocks
+    # once the other has claimed it, the first does not come back: the runs are two blocks
     blocks = [run for number, run in enumerate(runs) if number == 0 or runs[number - 1] != run]
     assert len(blocks) == len(set(blocks))
     assert winners and winners[-1] in runs
@@ -203,7 +203,7 @@ def test_a_commit_whose_answer_goes_wrong(cloud: Cloud, cloud_proxy: Proxy, faul
 
 
 def test_a_commit_that_is_lost_for_good(cloud: Cloud, cloud_proxy: Proxy) -> None:
-    """The store can't be reached any more; whether the commit stands shows when it can."""
+    """The store can't be reached any more; whether the commit was made is known only when it can."""
     uri = cloud.place()
     table = make(uri, cloud.options_for(cloud_proxy.port, max_retries="1", retry_timeout="5"))
     table.claim()
@@ -222,7 +222,7 @@ def test_a_commit_that_is_lost_for_good(cloud: Cloud, cloud_proxy: Proxy) -> Non
         mirror.change(keys(range(5)))
     assert "hush" not in str(error.value) and "\n" not in str(error.value)
     cloud_proxy.plan = lambda method, path: None
-    # it had been made: the round is found as done, and is not made a second time
+    # it was made: the round counts as done, and is not done a second time
     with pytest.raises(TableChanged):
         table.commit(Commit("TAILRACE ROUND"))
     assert own_rows(table) == mirror.rows

@@ -38,7 +38,7 @@ def masks_by_h1_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_masks_of_the_meantime(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mask is lost by a concurrent compaction."""
+    """A concurrent compaction loses a mask."""
     finish = compaction.finish_step
 
     def planted(table: Table, step: compaction.CompactionStep, written: list[DataFile]) -> Commit | None:
@@ -73,7 +73,7 @@ def restores_only_files_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_its_own_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key that comes twice in a round, in two files, stands in the table twice."""
+    """A key that comes twice in a round, in two files, is in the table twice."""
     write = sink.RowSink._write
 
     def planted(self: sink.RowSink, *rows: object) -> None:
@@ -89,7 +89,7 @@ def leaves_what_was_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_the_oldest_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two changes to a document in a file the first one stays."""
+    """Of two changes to a document in a file the first wins."""
     newest = sink.newest_of_each
 
     def planted(h1: Hashes, h2: Hashes) -> np.ndarray[tuple[int], np.dtype[np.intp]]:

@@ -228,7 +228,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, how: str, fault: Call
             if call > files.calls:
                 return
         left = {path.name for path in root.rglob("*") if path.is_file()} - {"file"}
-        # what is left when even the clearing up fails is not taken for a file of a table
+        # what is left if even the clean-up fails is not taken for a file of a table
         assert all(name.endswith(".new") for name in left)
     raise AssertionError("the write never came through")
 
@@ -267,7 +267,7 @@ def test_others_may_read_a_table_as_the_umask_says(tmp_path: Path) -> None:
     ],
 )
 def test_other_stores_are_opened_with_their_options(uri: str, options: dict[str, str]) -> None:
-    """Nothing is asked of them: there is no such server here."""
+    """Nothing is requested of them: there is no such server here."""
     store = TableStore(uri, options)
     assert store.home.local_path("x") is None
     assert not store.is_local and store.uri == uri

@@ -204,7 +204,7 @@ def test_documents_with_the_same_h1_are_told_apart(
 
 
 def weaken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only two bits of the key stay in h1."""
+    """Keep only two bits of the key in h1."""
     hash_keys = hashing.KeyHash.hash
 
     def weak(

@@ -1,4 +1,4 @@
-"""Documents as typed columns: many at once gives the same as one by one, and nothing is dropped."""
+"""Documents as typed columns: many together give the same as one by one, and nothing is dropped."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ HOSTILE = [
 
 
 def any_document(rng: random.Random, mostly: float) -> str | None:
-    """Documents that fit, but for some."""
+    """Documents that fit, except for some."""
     if rng.random() < 0.02:
         return rng.choice(HOSTILE)
     good = {
@@ -285,7 +285,7 @@ NO_NUMBERS = ("NaN", "-NaN", "Inf", "-Inf", "Infinity", "-Infinity")
 
 @pytest.mark.parametrize("no_number", NO_NUMBERS)
 def test_a_number_that_json_has_not_fits_no_column(no_number: str) -> None:
-    """Arrow's reader takes it for one, wherever it stands."""
+    """Arrow's reader takes it for a number, wherever it is."""
     places = [f'"{field.name}":%s' for field in PLAIN_SHAPE.schema]
     places += ['"tags":[%s]', '"times":[%s]', '"lines":[{"n":%s}]', '"address":{"geo":{"lat":%s}}']
     places += ['"address":{"other":%s}', '"lines":[{"other":%s}]', '"other":%s', '"other":[{"a":%s}]']
@@ -301,7 +301,7 @@ def test_a_number_that_json_has_not_fits_no_column(no_number: str) -> None:
     ['"other":1', '"other":null', '"other":{}', '"address":{"street":"x"}', '"lines":[{"sku":"s","m":1}]'],
 )
 def test_a_field_that_some_documents_have_more(more: str) -> None:
-    """In blocks that are read at once, and in one that is not."""
+    """In blocks that are read together, and in one that is not."""
     rows = 3 * 4096
     texts = [f'{{"age":{number}}}' for number in range(rows)]
     texts[5000] = f'{{"age":5000,{more}}}'
@@ -313,7 +313,7 @@ def test_a_field_that_some_documents_have_more(more: str) -> None:
 
 
 def test_a_long_decimal_is_the_same_beside_what_does_not_fit() -> None:
-    """Python's decimals have 28 digits unless they are told otherwise."""
+    """Python's decimals have 28 digits by default."""
     shape = DocumentShape(parse_ddl("whole DECIMAL(38,0), part DECIMAL(38,10)"))
     whole, part = "9" * 38, "-" + "8" * 28 + "." + "7" * 10
     document = f'{{"whole":{whole},"part":{part}}}'

@@ -1,4 +1,4 @@
-"""Earlier versions: which are kept, that they come back as they were, and that what they cost has an end."""
+"""Earlier versions: which are kept, that they come back as they were, and that their cost is bounded."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ def test_which_versions_are_kept() -> None:
     assert 49 <= len([age for age in kept if 10 * MINUTE_MS < age <= HOUR_MS]) <= 51
     assert 137 <= len([age for age in kept if age > HOUR_MS]) <= 139
     assert max(kept) <= 24 * HOUR_MS
-    # What is kept once stays until it is too old: there is never a hole.
+    # What has been kept stays until it is too old: there is never a gap.
     for later_ms in range(0, 3 * HOUR_MS, 7 * MINUTE_MS):
         still = {ages[version] for version in kept_versions(versions, now_ms + later_ms, UndoPolicy())}
         assert still <= set(kept) | {0}
     none = kept_versions(versions, now_ms, UndoPolicy(span_ms=0))
-    assert max(ages[version] for version in none) <= 5 * MINUTE_MS  # whoever reads them now
+    assert max(ages[version] for version in none) <= 5 * MINUTE_MS  # somebody may be reading them
     assert kept_versions(versions[:3], now_ms, UndoPolicy(span_ms=0)) == [2]
 
 
 def test_the_policy_is_the_mirrors(tmp_path: Path) -> None:
-    """Whoever maintains the table without being told keeps what its mirror wants kept."""
+    """Maintenance without options keeps what the table's mirror wants kept."""
     clock = real_clock()
     week = UndoPolicy(span_ms=7 * 24 * HOUR_MS, size=1 << 40)
     table = make(tmp_path / "t", clock, week, every=5)
@@ -195,7 +195,7 @@ def test_undo_has_a_size(tmp_path: Path) -> None:
     size = sum(file.size for file in table.store.list() if file.path.endswith(".parquet"))
     data = size - sum(file.size for file in table.store.list("_delta_log"))
     newest = sum(file.size for file in table.files())
-    assert data <= newest + 200_000 + 4 * 30_000  # those of the last five minutes stay anyhow
+    assert data <= newest + 200_000 + 4 * 30_000  # those of the last five minutes stay anyway
     check_rows(table, mirror.rows)
     ways_back = [version for version, _ in table.lineage(vbucket=next(iter(mirror.seqnos)))]
     assert 2 <= len(ways_back) < 20
@@ -257,7 +257,7 @@ def test_orphans_go_after_an_hour(tmp_path: Path) -> None:
 
 
 def test_files_of_a_running_task_stay_when_the_clock_is_ahead_of_the_store(tmp_path: Path) -> None:
-    """The store says when a file was written, by a clock of its own."""
+    """The store dates files by its own clock."""
     clock = real_clock()
     clock.jump(2 * 3600)
     table = make(tmp_path / "t", clock)
@@ -346,7 +346,7 @@ def test_removed_files_stay_for_readers(tmp_path: Path) -> None:
             table.uri, clock=clock, undo=UndoPolicy(span_ms=0), checkpoint_every=5
         )
         table.claim()
-        now_s = clock.time_ns() / 1e9  # by the disk's clock as much time has passed
+        now_s = clock.time_ns() / 1e9  # the disk's clock has advanced as much
         os.utime(tmp_path / "t" / "_delta_log" / f"{table.version:020}.json", (now_s, now_s))
         table.maintain(force=True)
         assert (table.store.head(old.path) is not None) == there, minutes
@@ -376,7 +376,7 @@ def test_kept_manifests_that_are_damaged_cost_ways_back_only(tmp_path: Path) -> 
 
 
 def test_somebody_else_cleans_beside_the_mirror(tmp_path: Path) -> None:
-    """The mirror finds its log shortened, and goes on with the ways back that are left."""
+    """The mirror finds its log shortened, and continues with the ways back that are left."""
     clock = real_clock()
     table = make(tmp_path / "t", clock, every=5)
     mirror = NaiveMirror(table)
@@ -427,11 +427,11 @@ def live(path: Path, now: float) -> Iterator[float]:
 
 
 class Killed(BaseException):
-    """The process is gone: nothing is tidied up."""
+    """The process is gone: nothing is cleaned up."""
 
 
 def live_until(path: Path, now: float, place: str, count: int) -> float:
-    """When a life ended that is killed at a place for the nth time it comes there."""
+    """Run a life that is killed at a place when it gets there the nth time; when it ended."""
     left = count
 
     def at(name: str) -> None:
@@ -453,7 +453,7 @@ def check_after_a_kill(path: Path, now: float) -> None:
     table = DeltaMirrorTable.open(path, clock=ManualClock(now), undo=NO_LIMIT)
     check_rows(table, own_rows(table))
     total = sum(position.seqno for position in table.current.positions.values())
-    assert total % 5 == 0  # rounds have five changes: whole ones, and their rows are there
+    assert total % 5 == 0  # rounds have five changes: only whole ones, and their rows are there
     rows = own_rows(table)
     for vbucket, position in table.current.positions.items():
         assert max(row[3] for row in rows.values() if row[2] == vbucket) == position.seqno

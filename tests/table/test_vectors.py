@@ -1,4 +1,4 @@
-"""Deletion vectors: the bytes that Delta's protocol shows, round trips, and damage that is noticed."""
+"""Deletion vectors: the bytes that Delta's protocol shows, round trips, and damage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GOLDEN: list[dict[str, Any]] = json.loads((Path(__file__).parent / "vectors.json
 
 
 def inline_vector(data: bytes, cardinality: int) -> Vector:
-    """A vector that stands in the log itself, as others may write it."""
+    """A vector in the log itself, as others may write it."""
     return Vector("i", encode_z85(data + bytes(-len(data) % 4)), None, len(data), cardinality)
 
 
