@@ -2,8 +2,9 @@
 
 Arrow's reader parses many documents together, strictly: a number is not a text, 1.5 is not a whole number.
 Where it meets a document that does not fit, the documents are divided until those that fit are separate; the
-few that are left are parsed one by one by `column_values`, which defines what a value must be and what is wrong
-with it. Nothing is dropped: values that do not fit are in the column ``_rescued``, an object by field path:
+few that are left are parsed one by one by `column_values`, which defines what a value must be and what is
+wrong with it. Nothing is dropped: values that do not fit are in the column ``_rescued``, an object by field
+path:
 
     {"age": {"value": "12", "reason": "a string, not INT"}, "address.zip": {…}}
 
