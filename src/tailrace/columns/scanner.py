@@ -233,11 +233,11 @@ def _mostly_plain(
     has a fault.
     """
     words, control = _gather_plain(data, start)
-    if len(words[0]) + len(control) < len(start) or not _are_controls(
-        data, start[control], end[control], limit
-    ):
+    if len(words[0]) + len(control) < len(start):
         return None, Common(), words, control
     if len(control):
+        if not _are_controls(data, start[control], end[control], limit):
+            return None, Common(), words, control
         is_row = np.ones(len(start), dtype=bool)
         is_row[control] = False
         start, end = start.compress(is_row), end.compress(is_row)
