@@ -132,6 +132,8 @@ def test_the_program_starts_without_heavy_imports(arguments: list[str]) -> None:
         (["nonsense"], "no such command 'nonsense', see 'tailrace --help'"),
         (["serv"], "no such command 'serv'; you may mean 'serve', see 'tailrace --help'"),
         (["put"], "no such command 'put'; you may mean 'set', see 'tailrace --help'"),
+        (["exprt"], "no such command 'exprt'; you may mean 'export', see 'tailrace --help'"),
+        (["vacum"], "no such command 'vacum'; you may mean 'maintain', see 'tailrace --help'"),
         (["--nonsense"], "--nonsense"),
         (["completion"], "missing argument "),
         (
@@ -149,6 +151,13 @@ def test_a_usage_error_is_one_line_and_2(
     assert shown.out == ""
     assert re.fullmatch(r"tailrace: error: [^\n]+\n", shown.err)
     assert what in shown.err
+
+
+def test_another_name_of_a_command_is_no_command() -> None:
+    """Otherwise a typing error in the command's name would suggest the other one."""
+    other_names = {**main.OLD_NAMES, **main.SYNONYMS}
+    assert not other_names.keys() & main.COMMANDS.keys()
+    assert set(other_names.values()) <= set(main.COMMANDS)
 
 
 ERRORS = [

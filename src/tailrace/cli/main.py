@@ -96,7 +96,6 @@ SYNONYMS = {
     "check": "doctor",
     "compare": "verify",
     "diagnose": "doctor",
-    "export": "dump",
     "follow": "tail",
     "import": "load",
     "put": "set",
@@ -137,8 +136,9 @@ class _Program(Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in COMMANDS and name not in OLD_NAMES and not name.startswith("-"):
-            near = difflib.get_close_matches(name.lower(), [*COMMANDS, *SYNONYMS], 1)
-            meant = SYNONYMS.get(near[0], near[0]) if near else None
+            other_names = {**OLD_NAMES, **SYNONYMS}
+            near = difflib.get_close_matches(name.lower(), [*COMMANDS, *other_names], 1)
+            meant = other_names.get(near[0], near[0]) if near else None
             hint = "" if meant is None else f"; you may mean '{meant}'"
             raise click.UsageError(f"no such command {name!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
