@@ -16,7 +16,11 @@ from tailrace.files import (
     Files,
     MemoryFiles,
     atomic_write,
+    make_folder,
+    open_log,
     put_file,
+    remove_file,
+    temporary_folder,
     whole_file,
     write_scratch,
 )
@@ -273,3 +277,22 @@ def test_a_put_file_after_a_power_cut(seed: int) -> None:
     assert bytes(left.nodes["1.json"].data) == data
     if "2.json" in left.nodes:
         assert bytes(left.nodes["2.json"].data) == data
+
+
+def test_what_is_there_or_gone_already_is_no_error(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    for _ in range(2):
+        make_folder(folder)
+        with open_log(folder / "log") as log:
+            log.write(b"x")
+    assert (folder / "log").read_bytes() == b"xx"
+    for _ in range(2):
+        remove_file(folder / "log")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_temporary_folder_is_new_and_private(tmp_path: Path) -> None:
+    folders = [temporary_folder("x-", tmp_path) for _ in range(2)]
+    assert sorted(tmp_path.iterdir()) == sorted(folders)
+    if os.name == "posix":
+        assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}

@@ -203,13 +203,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "sleeping": {},
     "dice": {"client/load.py": "numpy's generator, with a seed from rng.py"},
     "writes": {
-        "cli/cluster.py": "the log that the coordinator's process writes to by itself",
-        "cli/demo.py": "the folder of a demonstration",
         "cli/main.py": "the null device in place of a closed stdout",
-        "cli/spark_options.py": "what the JVM prints, kept aside without a name",
-        "client/fulltext.py": "the folder of the index, which tantivy writes",
-        "cluster/member.py": "the folder of a node, and the log that its process writes to by itself",
-        "cluster/service.py": "takes its own socket away",
         "spark/scratch.py": "folders that go with the process that made them",
         "spark/spool_place.py": "segments that Spark has done with; a kill leaves them to scratch.py",
         "spark/spark_session.py": "the folder of the Java shim",

@@ -35,13 +35,19 @@ __all__ = [
     "MemoryFile",
     "MemoryFiles",
     "atomic_write",
+    "make_folder",
+    "open_log",
     "put_file",
+    "remove_file",
     "remove_tree",
+    "replace_file",
     "scratch_file",
     "scratch_folder",
+    "temporary_folder",
     "user_folder",
     "whole_file",
     "whole_file_in",
+    "write_scratch",
 ]
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
@@ -226,7 +232,7 @@ def _error_names(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str], *, keep: bool = False) -> Iterator[FileWriter]:
-    """A file anywhere on disk that is written piece by piece and appears when it is whole.
+    """A file anywhere on disk that is written bit by bit and appears when it is whole.
 
     It is written beside, synced and renamed at the end of the block; after an error nothing of it is left,
     unless something was written and ``keep`` is set. A device or pipe (`_written_through`) is written to
@@ -285,16 +291,16 @@ class FileWriter:
         return size
 
     def writelines(self, lines: Iterable[Buffer]) -> None:
-        """Write many pieces, a mebibyte or so at a time."""
-        some: list[Buffer] = []
+        """Write many lines, a mebibyte or so at a time."""
+        waiting: list[Buffer] = []
         size = 0
         for line in lines:
-            some.append(line)
+            waiting.append(line)
             size += len(line)
             if size >= 1 << 20:
-                self.write(b"".join(some))
-                some, size = [], 0
-        self.write(b"".join(some))
+                self.write(b"".join(waiting))
+                waiting, size = [], 0
+        self.write(b"".join(waiting))
 
     def tell(self) -> int:
         """How much has been written."""
@@ -627,9 +633,31 @@ def _too_short(path: str, end: int) -> StoreCorrupt:
     return StoreCorrupt(f"{path} is shorter than {end} bytes: restore it from a copy")
 
 
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder, and those above it; no error if it exists. The user's umask says who may enter it."""
+    Path(path).mkdir(parents=True, exist_ok=True)
+
+
+def open_log(path: str | os.PathLike[str]) -> BinaryIO:
+    """A file that a process writes what it prints to, after what is there already."""
+    return Path(path).open("ab")
+
+
+def remove_file(path: str | os.PathLike[str]) -> None:
+    """Remove a file; no error if there is none."""
+    Path(path).unlink(missing_ok=True)
+
+
 def remove_tree(path: str | os.PathLike[str]) -> None:
     """Remove a folder with everything in it, as far as possible."""
     shutil.rmtree(path, ignore_errors=True)
+
+
+def temporary_folder(prefix: str, inside: str | os.PathLike[str] | None = None) -> Path:
+    """A new folder that only this user may enter, in `scratch_folder` or ``inside`` another one. It is the
+    caller's to remove.
+    """
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=inside))
 
 
 def user_folder() -> Path:
@@ -638,5 +666,5 @@ def user_folder() -> Path:
     place = Path(tempfile.gettempdir()) / f"tailrace-{user}"
     place.mkdir(mode=0o700, exist_ok=True)
     if hasattr(os, "getuid") and place.stat().st_uid != user:  # somebody put it there for us
-        return Path(tempfile.mkdtemp(prefix="tailrace-"))
+        return temporary_folder("tailrace-")
     return place

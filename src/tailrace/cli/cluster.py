@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from ..errors import ConnectError, TailraceError, UsageError
+from ..files import open_log, remove_file
 from .common import DIRECTORY, DURATION, Integer, JsonLines, json_option, note
 from .common import command as make_command
 from .common import group as make_group
@@ -110,7 +111,7 @@ def start(
     Settings.parse(assignments)
     if _runs(directory):
         raise TailraceError(f"the cluster in {str(directory)!r} runs already; see 'tailrace cluster status'")
-    (directory / DOOR_FILE).unlink(missing_ok=True)  # left by a coordinator that was killed
+    remove_file(directory / DOOR_FILE)  # left by a coordinator that was killed
     coordinator = Coordinator(directory)
     if coordinator.load():
         _tell_what_stays(coordinator)
@@ -176,7 +177,7 @@ def _start_in_background(directory: Path, auto_failover_s: float) -> None:
 
     arguments = [sys.executable, "-m", "tailrace", "cluster", "start", "--foreground"]
     arguments += ["--dir", str(directory), "--auto-failover", f"{auto_failover_s:g}s"]
-    with open(directory / "log", "ab") as log:  # noqa: PTH123 - the coordinator keeps writing to it
+    with open_log(directory / "log") as log:
         process = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )

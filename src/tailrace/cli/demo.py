@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ import click
 from .. import rng
 from ..clock import SYSTEM
 from ..errors import TailraceError
-from ..files import atomic_write
+from ..files import atomic_write, make_folder, remove_file, temporary_folder
 from .common import DIRECTORY, Integer, counted, note
 from .common import command as make_command
 from .spark_options import need_spark, open_spark
@@ -57,8 +56,8 @@ def command(docs: int, seed: int, directory: Path | None) -> int:
     'verify' that table and source are equal. Leaves a report behind.
     """
     need_spark()
-    home = directory or Path(tempfile.mkdtemp(prefix="tailrace-demo-"))
-    home.mkdir(parents=True, exist_ok=True)
+    home = directory or temporary_folder("tailrace-demo-")
+    make_folder(home)
     with _node(home) as url:
         return _Demo(home, url, docs, seed).run()
 
@@ -67,7 +66,7 @@ def command(docs: int, seed: int, directory: Path | None) -> int:
 def _node(home: Path) -> Iterator[str]:
     """A node in a process of its own."""
     ready = home / "node.json"
-    ready.unlink(missing_ok=True)
+    remove_file(ready)
     arguments = ["serve", "--port", "0", "--vbuckets", str(VBUCKETS), "--data", str(home / "data")]
     process = subprocess.Popen(
         [sys.executable, "-m", "tailrace", *arguments, "--ready-file", str(ready)],

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +14,7 @@ import click
 
 from ..connstr import ConnectionString
 from ..errors import TailraceError, UsageError
+from ..files import scratch_file
 from ..paths import location
 from .common import DURATION, SIZE, ProgramRun
 
@@ -215,16 +215,16 @@ def _start_quiet_java(settings: Mapping[str, str]) -> None:
 
     if SparkContext._gateway is not None:
         return
-    said = tempfile.TemporaryFile()  # noqa: SIM115
-    listen_to(said)
+    printed = scratch_file()
+    listen_to(printed)
     try:
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         # a signal to our process group (`timeout`, a shell's `kill %1`) must not reach Java: we stop it
-        how = {"stderr": said, "start_new_session": True}
+        how = {"stderr": printed, "start_new_session": True}
         gateway = launch_gateway(conf, how)  # type: ignore[no-untyped-call]
     except PySparkRuntimeError as error:
-        said.seek(0)
-        lines = said.read().decode(errors="replace").strip().splitlines()
+        printed.seek(0)
+        lines = printed.read().decode(errors="replace").strip().splitlines()
         why = next((line.strip() for line in lines if "rror" in line), str(error).rstrip("."))
         raise TailraceError(f"Java did not start for Spark: {why}, see --debug for all of it") from error
     SparkContext._ensure_initialized(gateway=gateway)

@@ -22,6 +22,7 @@ from .. import paths
 from ..clock import SystemClock
 from ..connstr import ConnectionString
 from ..errors import TailraceError, UsageError
+from ..files import make_folder
 from ..model import Position
 from ..units import MAX_VBUCKETS
 from ..wire.fields import parse_json
@@ -106,7 +107,7 @@ class FullText:
     def _open_to_write(self) -> None:
         directory = self.directory
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_folder(directory)
             self._index = self._tantivy.Index(_schema(self._tantivy), path=str(directory))
             self._writer = self._index.writer(_HEAP_BYTES, 1)
         except (ValueError, OSError) as error:

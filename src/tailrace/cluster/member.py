@@ -18,6 +18,7 @@ from ..client.kv_connection import KvConnection
 from ..clock import SYSTEM
 from ..connstr import Address
 from ..errors import ConnectError, StatusError, TailraceError
+from ..files import make_folder, open_log, remove_file
 from ..protocol.handshake import KV_FEATURES, Introduction
 from ..protocol.script import Script, ask
 from ..wire.admin import Noop
@@ -57,16 +58,15 @@ class Member(Steering):
 
     def start(self, vbuckets: int, port: int, settings: Sequence[str]) -> None:
         """Run the node, fenced; returns when it accepts connections."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_folder(self.directory)
         ready = self.directory / "ready.json"
-        with contextlib.suppress(FileNotFoundError):
-            ready.unlink()
+        remove_file(ready)
         arguments = [sys.executable, "-m", "tailrace", "serve", "--fenced", "--port", str(port)]
         arguments += ["--data", str(self.directory / "data"), "--bucket", self.bucket]
         arguments += ["--vbuckets", str(vbuckets), "--ready-file", str(ready)]
         for setting in settings:
             arguments += ["--set", setting]
-        with open(self.directory / "log", "ab") as log:  # noqa: PTH123 - it outlives the path
+        with open_log(self.directory / "log") as log:
             self._process = subprocess.Popen(
                 arguments,
                 stdin=subprocess.DEVNULL,

@@ -23,7 +23,7 @@ from typing import Any
 from .. import rng as rng_
 from ..clock import SYSTEM, Clock
 from ..errors import ConnectError, TailraceError, UsageError
-from ..files import atomic_write
+from ..files import atomic_write, remove_file
 from .coordinator import Coordinator
 
 __all__ = ["DOOR_FILE", "Service", "call"]
@@ -74,7 +74,7 @@ class Service:
             self._give_up_rebalance()
             coordinator.stop()
             if _token_in(path) == self._token:
-                path.unlink(missing_ok=True)
+                remove_file(path)
             for peer in self._stoppers:
                 _answer(peer, {"ok": True, "result": None})
 
