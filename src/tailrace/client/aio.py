@@ -26,6 +26,7 @@ from .. import rng as rng_
 from ..connstr import Address, ConnectionString
 from ..errors import ConnectError, StoreError, TailraceError, UsageError
 from ..history import FailoverLog
+from ..keywords import shows_keywords
 from ..model import Position
 from ..protocol.script import ask
 from ..wire.admin import DeregisterTapClient
@@ -36,7 +37,6 @@ from .connections import Connections
 from .copy_survey import CopiesOnDisk
 from .events import Event
 from .groups.reader import GroupAutosave, GroupReader
-from .keywords import shows_keywords
 from .node_questions import NodeQuestions
 from .nodes import Nodes
 from .options import SourceKeywords, SourceOptions, complete, read_options, resolve

@@ -24,11 +24,11 @@ import pyarrow as pa
 from ..connstr import Address, ConnectionString
 from ..errors import TailraceError, UsageError
 from ..history import FailoverLog
+from ..keywords import shows_keywords
 from ..model import Position
 from . import aio
 from .copy_survey import CopiesOnDisk
 from .events import Event
-from .keywords import shows_keywords
 from .options import SourceKeywords, SourceOptions
 from .portion import Portion
 from .read_options import End, Start

@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 
 from ..connstr import ConnectionString, parse
 from ..errors import UsageError
+from ..keywords import check_names, check_types
 from ..model import Position, parse_positions
 from ..protocol.dcp.reader import ReaderSettings
 from ..protocol.tap.reader import TapSettings
@@ -19,7 +20,6 @@ from ..units import KAFKA_PLACES
 from ..wire.header import MAX_NAME_BYTES
 from .dialects import CANNOT, DIALECTS, Speech, speech_of
 from .groups.record import Slot, parse_slot
-from .keywords import check_names, check_types
 from .read_options import End, ReadOptions, Start
 from .state_store import FileState, StateStore
 from .tls import TlsOptions

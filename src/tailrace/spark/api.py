@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ..client.keywords import check_known, check_values, shows_keywords_of
 from ..connstr import ConnectionString
+from ..keywords import check_known, check_values, shows_keywords_of
 from ..rng import unique_name
 from ..table.opening import TableOptions, open_table
 from .rounds.handle import MirrorHandle

@@ -100,7 +100,7 @@ def test_mypy_sees_names_and_types(tmp_path: Path) -> None:
         [sys.executable, "-m", "mypy", *options, str(code)],
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[1],
         check=False,
     )
     lines = [int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line]

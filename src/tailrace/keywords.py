@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from ..errors import UsageError
+from .errors import UsageError
 
 __all__ = [
     "check_known",
