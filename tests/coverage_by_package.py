@@ -29,12 +29,12 @@ def table(report: dict[str, Any]) -> list[str]:
             )
     lines = [f"{'package':<28}{'lines':>8}{'not run':>9}{'branches':>10}{'not taken':>11}{'covered':>9}"]
     for name in sorted(sums, key=lambda name: (name == "all", name)):
-        of = sums[name]
-        whole = of["num_statements"] + of["num_branches"]
-        share = (of["covered_lines"] + of["covered_branches"]) / whole if whole else 1.0
+        counts = sums[name]
+        whole = counts["num_statements"] + counts["num_branches"]
+        share = (counts["covered_lines"] + counts["covered_branches"]) / whole if whole else 1.0
         lines.append(
-            f"{name:<28}{of['num_statements']:>8}{of['missing_lines']:>9}"
-            f"{of['num_branches']:>10}{of['missing_branches']:>11}{share:>9.1%}"
+            f"{name:<28}{counts['num_statements']:>8}{counts['missing_lines']:>9}"
+            f"{counts['num_branches']:>10}{counts['missing_branches']:>11}{share:>9.1%}"
         )
     return lines
 
@@ -50,5 +50,5 @@ def never_run(report: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    read = json.loads(Path(sys.argv[1]).read_text())
-    print("\n".join([*table(read), "", "never run:", *never_run(read)]))
+    report = json.loads(Path(sys.argv[1]).read_text())
+    print("\n".join([*table(report), "", "never run:", *never_run(report)]))
