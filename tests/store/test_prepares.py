@@ -197,6 +197,26 @@ class TestPrepared:
         bucket = home.crash()
         assert [each.seqno for each in bucket.find(0).undecided] == []  # nothing was flushed
 
+    def test_a_rollback_brings_no_prepare_of_a_dropped_collection_back(self, home: Home) -> None:
+        bucket = home.bucket()
+        collections = '{{"uid": "{}", "scopes": [{{"name": "_default", "uid": "0", "collections": [{}]}}]}}'
+        default, fruit = '{"name": "_default", "uid": "0"}', '{"name": "fruit", "uid": "8"}'
+        vbucket, key = bucket.find(0), b"\x08apple"
+        bucket.set_manifest(collections.format(1, f"{default}, {fruit}").encode())
+        dropped = prepare(vbucket, key=key)
+        bucket.set_manifest(collections.format(2, default).encode())
+        bucket.set_manifest(collections.format(3, f"{default}, {fruit}").encode())
+        kept = prepare(vbucket, key=key)
+        vbucket.set(KEY, b"lost")
+        bucket.rollback({0: kept}, branch=True)
+        assert [each.seqno for each in vbucket.undecided] == [kept]
+        vbucket._locks.doubtful.clear()
+        assert refused(lambda: vbucket.set(key, b"other")) == Status.SYNC_WRITE_IN_PROGRESS
+        assert vbucket.commit(dropped) is None
+        assert vbucket.commit(kept) is not None
+        assert vbucket.commit(kept) is None
+        bucket.set_manifest(collections.format(4, default).encode())
+
     def test_there_is_a_limit(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tailrace.store.prepares._MAX_UNDECIDED", 3)
         vbucket = home.bucket().find(0)

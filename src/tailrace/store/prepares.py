@@ -18,6 +18,7 @@ from ..errors import DocumentRefused
 from ..frames import OPCODE_AT
 from ..wire.codes import DcpOpcode, DurabilityLevel, Status
 from .base import Written
+from .dropped_collections import DroppedCollections
 from .format import (
     NOTE_SHIFT,
     PREPARE,
@@ -248,10 +249,10 @@ class PreparingHistory(History):
                     frames[number] = frame
             decided.update(tail.decisions.values())
         self._unseen = Unseen(last_seen, last_unseen)
+        dropped = DroppedCollections(self.drops, self.high_seqno)
         for number, frame in sorted(frames.items()):
-            if number not in decided:
+            if number not in decided and not dropped.hides(frame, number, SYSTEM):
                 self._locks.add_prepare(StoredPrepare.of(frame))
-        self._forget_dropped()
 
     def to_json(self, *, whole: bool) -> dict[str, Any]:
         meta = super().to_json(whole=whole)
