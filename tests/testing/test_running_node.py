@@ -69,6 +69,23 @@ def test_many_documents() -> None:
         node.set_many({})
 
 
+@pytest.mark.parametrize("vbucket", [-1, 4])
+def test_a_vbucket_that_does_not_exist(vbucket: int) -> None:
+    with tailrace.testing.node(vbuckets=4) as node:
+        for act in (
+            lambda: node.set("key", 1, vbucket=vbucket),
+            lambda: node.set_many({"key": 1}, vbucket=vbucket),
+            lambda: node.get("key", vbucket=vbucket),
+            lambda: node.delete("key", vbucket=vbucket),
+            lambda: node.high_seqno(vbucket),
+            lambda: node.failover_log(vbucket),
+            lambda: node.rewind(vbucket, to_seqno=0),
+        ):
+            with pytest.raises(TailraceError, match=f"no vbucket {vbucket}"):
+                act()
+        assert [node.high_seqno(each) for each in range(4)] == [0, 0, 0, 0]
+
+
 def test_a_scripted_failover_with_equal_seqnos() -> None:
     """The time machine: two branches with the same seqnos and other changes."""
     with tailrace.testing.node(vbuckets=4) as node:

@@ -224,7 +224,9 @@ class RunningNode:
         return self._on(key, vbucket, lambda vb, full: vb.set(full, raw, 0, expiry, datatype))
 
     def set_many(self, documents: Mapping[str | bytes, Any], *, vbucket: int | None = None) -> None:
-        """Write many documents, in order: much faster than one by one."""
+        """Write many documents, in order, in one call to the node's thread. If one is refused, those before it
+        are written.
+        """
         keys = [key.encode() if isinstance(key, str) else key for key in documents]
         places = [self.vbucket_of(key) if vbucket is None else vbucket for key in keys]
         stored = [self._stored(value) for value in documents.values()]
@@ -446,9 +448,10 @@ def _default_user() -> tuple[str, str]:
 
 
 def _vbucket(bucket: ServedBucket, at: int) -> VBucket:
-    vbucket = bucket.store.vbuckets[at]
+    vbuckets = bucket.store.vbuckets
+    vbucket = vbuckets[at] if 0 <= at < len(vbuckets) else None
     if vbucket is None:
-        raise TailraceError(f"the node has no vbucket {at}")
+        raise TailraceError(f"the node has no vbucket {at}, only 0 to {len(vbuckets) - 1}")
     return vbucket
 
 
