@@ -26,7 +26,7 @@ class Tail:
     ``items`` has two elements a change, its frame and its note, in one list: a write touches a thousand
     vbuckets' memory in turn, and each place that is not in the processor's cache costs more than the work
     done there. A note is the seqno that the change supersedes (0 for none) and the frame's traits, see
-    `format.note`.
+    `format.NOTE_SHIFT`.
     """
 
     __slots__ = ("decisions", "first", "generation", "items", "seqnos")

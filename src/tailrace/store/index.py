@@ -29,7 +29,6 @@ from .format import (
 from .segment import Frames
 
 __all__ = [
-    "BEGINS",
     "EXISTS",
     "NOTE",
     "REV_SHIFT",

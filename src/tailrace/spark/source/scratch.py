@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import atexit
 import os
-import tempfile
 from pathlib import Path
 
 from ...errors import StoreLocked
-from ...files import DiskFiles, remove_tree, user_folder
+from ...files import DiskFiles, remove_tree, temporary_folder, user_folder
 
 __all__ = ["Scratch"]
 
@@ -30,7 +29,7 @@ class Scratch:
         where.mkdir(parents=True, exist_ok=True)
         for lock in where.glob(f"{kind}-*/{_LOCK}"):
             _remove_if_left(lock.parent)
-        made = Path(tempfile.mkdtemp(prefix=".new-", dir=where))
+        made = temporary_folder(".new-", inside=where)
         self._held: DiskFiles | None = DiskFiles(made)
         self._held.lock(_LOCK)
         self.path = where / f"{kind}-{made.name[5:]}"  # locked first: others clean up under this name
