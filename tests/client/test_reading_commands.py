@@ -32,7 +32,8 @@ from tailrace.errors import UsageError
 from tailrace.files import DiskFile
 from tailrace.testing.faulty_files import no_space
 from tailrace.testing.running import RunningNode
-from tailrace.wire.codes import DcpOpcode
+from tailrace.wire.admin import Hello
+from tailrace.wire.codes import DcpOpcode, Feature
 from tailrace.wire.dcp import DcpControl
 from tailrace.wire.framing import Framer
 
@@ -541,6 +542,33 @@ def test_a_replay_sends_noops(node: RunningNode, tmp_path: Path, connect: Callab
             while DcpOpcode.NOOP not in opcodes:
                 framer.feed(peer.recv(4096))
                 opcodes += [frame.opcode for frame in framer.frames()]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        (Feature.CLUSTERMAP_CHANGE_NOTIFICATION,),
+        (Feature.XERROR, Feature.XERROR, 0x7777, Feature.TCP_NODELAY),
+        (Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION),
+    ],
+)
+def test_a_replay_grants_features_as_a_node_does(
+    asked: tuple[int, ...], node: RunningNode, tmp_path: Path, connect: Callable[..., Any]
+) -> None:
+    node.set("k", 1)
+    path = tmp_path / "stream.rec"
+    record(connect, node.url, path, steps=[])
+    answers = []
+    with Replaying(path) as url:
+        for place in (url, node.url):
+            host, port = place.removeprefix("couchbase://").split("/")[0].split(":")
+            with socket.create_connection((host, int(port)), timeout=60) as peer:
+                peer.sendall(Hello(value=b"".join(code.to_bytes(2, "big") for code in asked)).encode())
+                head = peer.recv(24, socket.MSG_WAITALL)
+                status, body_length = struct.unpack(">6xHI12x", head)
+                body = peer.recv(body_length, socket.MSG_WAITALL) if body_length else b""
+            answers.append((status, None if status else body))
+    assert answers[0] == answers[1]
 
 
 def test_a_replay_tells_its_branches(

@@ -14,7 +14,7 @@ import pytest
 
 from server.serverkit import Wire
 from server.test_subdoc_commands import looked_up, lookup, mutation, one
-from tailrace.server.negotiate import GRANTED
+from tailrace.server.features import OFFERED
 from tailrace.server.topology import NodeAddress, bucket_map
 from tailrace.testing.running import RunningNode
 from tailrace.wire import kv, subdoc
@@ -64,7 +64,7 @@ def body_of(wire: Wire, key: bytes) -> Any:
 
 
 def test_what_transactions_look_for_is_announced(shared_node: RunningNode) -> None:
-    assert {Feature.SUBDOC_REPLACE_BODY_WITH_XATTR, Feature.SUBDOC_REPLICA_READ} <= GRANTED
+    assert {Feature.SUBDOC_REPLACE_BODY_WITH_XATTR, Feature.SUBDOC_REPLICA_READ} <= OFFERED
     served = bucket_map("b", [NodeAddress(1)], [[0]], rev=1)
     capabilities = set(json.loads(served.text)["bucketCapabilities"])
     assert {"subdoc.ReplaceBodyWithXattr", "subdoc.ReviveDocument", "subdoc.ReplicaRead"} <= capabilities

@@ -14,9 +14,9 @@ import json
 from collections import deque
 from collections.abc import Iterator
 
-from ..errors import ProtocolError
+from ..errors import MalformedMessage, ProtocolError
 from ..protocol.handshake import KV_FEATURES, READER_FEATURES, grant_features
-from ..wire.admin import VB_SEQNO
+from ..wire.admin import VB_SEQNO, Hello
 from ..wire.codes import ControlKey, Datatype, DcpOpcode, Feature, Magic, Op, Status
 from ..wire.dcp import DcpNoop, DcpStreamEnd, DcpStreamRequest
 from ..wire.framing import Framer
@@ -118,13 +118,13 @@ class _Session:
         recording = self._recording
         match frame.opcode:
             case Op.HELLO:
-                asked = [
-                    int.from_bytes(frame.value[at : at + 2], "big") for at in range(0, len(frame.value), 2)
-                ]
                 offered = {*READER_FEATURES, *KV_FEATURES}
                 if not recording.about.get("collections"):
                     offered.discard(Feature.COLLECTIONS)
-                granted = grant_features(asked, offered)
+                try:
+                    granted = grant_features(Hello(value=frame.value).features, offered)
+                except MalformedMessage:
+                    return Status.EINVAL, b""
                 return Status.SUCCESS, b"".join(code.to_bytes(2, "big") for code in granted)
             case Op.SASL_LIST_MECHS:
                 return Status.SUCCESS, b"PLAIN"

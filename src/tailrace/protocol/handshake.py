@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from ..errors import LoginError, NoSuchBucket, RemoteProtocolError
+from ..errors import LoginError, MalformedMessage, NoSuchBucket, RemoteProtocolError
 from ..wire.admin import (
     GetClusterConfig,
     Hello,
@@ -71,7 +71,7 @@ READER_FEATURES = (
     Feature.GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION,
 )
 
-_NEEDS = {
+_REQUIRES = {
     Feature.CLUSTERMAP_CHANGE_NOTIFICATION: Feature.DUPLEX,
     Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF: Feature.DUPLEX,
     Feature.VATTR: Feature.XATTR,
@@ -79,15 +79,19 @@ _NEEDS = {
 }
 
 
-def grant_features(asked: Iterable[int], offered: Iterable[int]) -> list[int]:
-    """The server's answer to HELLO: the features asked for that it has, once each, in the order asked.
+def grant_features(asked: Iterable[int], offered: Collection[int]) -> list[int]:
+    """The server's answer to HELLO: the features asked for that it offers, once each, in the order asked.
 
-    Never more than was asked, since a client throws on a code that it doesn't expect; and no feature
-    without the one that it needs.
+    Never one that was not asked for: there is a client that crashes on it. A feature without the one that it
+    needs is `MalformedMessage`; unknown codes are ignored (docs/spec/header.md#hello).
     """
-    wanted = list(dict.fromkeys(asked))
-    have = set(offered) & set(wanted)
-    return [code for code in wanted if code in have and (code not in _NEEDS or _NEEDS[Feature(code)] in have)]
+    granted = [code for code in dict.fromkeys(asked) if code in offered]
+    for feature, required in _REQUIRES.items():
+        if feature in granted and required not in granted:
+            raise MalformedMessage(f"feature {feature.name} needs {required.name}")
+    if Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF in granted:  # docs/spec/servers.md#pushed-configs-1
+        granted = [code for code in granted if code != Feature.CLUSTERMAP_CHANGE_NOTIFICATION]
+    return granted
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,9 @@ from ..wire.message import Message
 from . import commands, fastpath
 from .answers import AnswerQueue
 from .call import COMMANDS, Call, Pending, Refused, encode_response
+from .features import GrantedFeatures
 from .inbox import Inbox, room_before
 from .login import Login
-from .negotiate import GrantedFeatures
 from .slow_commands import note_answer
 from .streams import StreamHost, is_in_dialect, is_stream_frame, may_overtake, open_handler
 from .turn import TURN_S

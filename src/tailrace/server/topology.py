@@ -20,7 +20,7 @@ from uuid import NAMESPACE_URL, uuid5
 from ..errors import UsageError
 from ..snappy import deflate
 from ..wire.codes import Datatype, Feature
-from .negotiate import GrantedFeatures
+from .features import GrantedFeatures
 
 __all__ = [
     "OWN_EPOCH",

@@ -24,7 +24,7 @@ from ..wire.dcp import DcpOpen
 from ..wire.dialect import DCP, UPR_A, UPR_B
 from ..wire.framing import Framer
 from ..wire.header import Frame
-from .negotiate import datatypes
+from .features import datatypes
 from .states import UPSTREAM_TRANSITIONS, UpstreamInput, UpstreamState
 from .streams import StreamHost
 from .turn import TURN_S

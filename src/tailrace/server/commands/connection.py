@@ -9,6 +9,7 @@ import json
 import logging
 
 from ... import __version__
+from ...protocol.handshake import grant_features
 from ...protocol.sasl import MECHANISMS
 from ...wire import admin
 from ...wire.codes import Datatype, Feature, Op, Status
@@ -17,7 +18,7 @@ from .. import stats
 from ..bucket import ServedBucket
 from ..call import Call, Refused, Reply, command, encode_response
 from ..errormap import error_map
-from ..negotiate import negotiate
+from ..features import OFFERED
 
 log = logging.getLogger("tailrace.server")
 
@@ -31,7 +32,7 @@ def hello(call: Call[admin.Hello]) -> Reply:
     request, session = call.request, call.session
     if session.unfinished and Feature.UNORDERED_EXECUTION in session.features:
         raise Refused(Status.NOT_SUPPORTED, "wait for the answers of the commands before")
-    granted = negotiate(request.features)
+    granted = grant_features(request.features, OFFERED)
     session.set_features(granted)
     session.name = _client_name(request.key)
     return call.success(value=b"".join(code.to_bytes(2, "big") for code in granted))

@@ -1,18 +1,14 @@
-"""What HELLO grants.
-
-Rules: docs/spec/header.md#hello.
-"""
+"""The features that a node offers, and what those mean that HELLO granted to a connection."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import MalformedMessage
 from ..wire.codes import Datatype, Feature
 
-__all__ = ["GRANTED", "GrantedFeatures", "datatypes", "negotiate"]
+__all__ = ["OFFERED", "GrantedFeatures", "datatypes"]
 
-GRANTED = frozenset(
+OFFERED = frozenset(
     {
         Feature.TCP_NODELAY,
         Feature.MUTATION_SEQNO,
@@ -44,28 +40,6 @@ GRANTED = frozenset(
     }
 )
 """Not Tracing: a duration in every answer would cost more than it is worth."""
-
-_REQUIRES = {
-    Feature.CLUSTERMAP_CHANGE_NOTIFICATION: Feature.DUPLEX,
-    Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF: Feature.DUPLEX,
-    Feature.VATTR: Feature.XATTR,
-    Feature.SUBDOC_DOCUMENT_MACRO: Feature.XATTR,
-}
-
-
-def negotiate(asked: Sequence[int]) -> list[int]:
-    """The features that are granted, in the order in which they were asked for, each once.
-
-    Never one that was not asked for: there is a client that crashes on it. A feature without the one that it
-    needs is `MalformedMessage`; unknown codes are ignored.
-    """
-    granted = [code for code in dict.fromkeys(asked) if code in GRANTED]
-    for feature, required in _REQUIRES.items():
-        if feature in granted and required not in granted:
-            raise MalformedMessage(f"feature {feature.name} needs {required.name}")
-    if Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF in granted:  # docs/spec/servers.md#pushed-configs-1
-        granted = [code for code in granted if code != Feature.CLUSTERMAP_CHANGE_NOTIFICATION]
-    return granted
 
 
 def datatypes(features: frozenset[int]) -> int:
