@@ -255,8 +255,9 @@ def opens_to_write(_module: str, code: str) -> bool:
 
 
 def replaces_a_file(_module: str, code: str) -> bool:
-    """The module uses `Path.replace`, which has one argument, the target: the `replace` of a text has two, and
-    is never handed over.
+    """The module uses `Path.replace`, which has one argument, the target.
+
+    The `replace` of a text has two, and is never handed over.
     """
     return any(
         re.fullmatch(_NOT_FILES + r".*\.replace", name)

@@ -3,9 +3,9 @@
     couchbase://[user[:password]@]host[:port[=kv]][,host2…][/bucket][?name=value[&name=value…]]
 
 ``couchbases://`` is the same over TLS. User, password, bucket and values may be percent-encoded; an IPv6
-address is in brackets. A single name without a port may be known to DNS as a cluster (see `client.srv_records`).
-The options are those of the SDKs' connection strings: those that say how to reach a cluster are used, those
-for other services are ignored. No text made here ever shows the password.
+address is in brackets. A single name without a port may be known to DNS as a cluster (see
+`client.srv_records`). The options are those of the SDKs' connection strings: those that say how to reach a
+cluster are used, those for other services are ignored. No text made here ever shows the password.
 
 Rules: docs/spec/servers.md#connection-string.
 """

@@ -224,9 +224,7 @@ class RunningNode:
         return self._on(key, vbucket, lambda vb, full: vb.set(full, raw, 0, expiry, datatype))
 
     def set_many(self, documents: Mapping[str | bytes, Any], *, vbucket: int | None = None) -> None:
-        """Write many documents, in order, in one call to the node's thread. If one is refused, those before it
-        are written.
-        """
+        """Write many documents, in order; if one is refused, those before it are written."""
         keys = [key.encode() if isinstance(key, str) else key for key in documents]
         places = [self.vbucket_of(key) if vbucket is None else vbucket for key in keys]
         stored = [self._stored(value) for value in documents.values()]
