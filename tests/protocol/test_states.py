@@ -13,10 +13,19 @@ import pytest
 
 from syntax_trees import parse
 from tailrace.errors import LocalProtocolError
-from tailrace.protocol import states
-from tailrace.protocol.states import MACHINES, STREAM_TRANSITIONS, Machine, StreamInput, StreamState
+from tailrace.protocol import states as protocol_states
+from tailrace.protocol.states import (
+    OPERATION_TRANSITIONS,
+    STREAM_TRANSITIONS,
+    Machine,
+    StreamInput,
+    StreamState,
+)
+from tailrace.server import states as server_states
 
 ROOT = Path(__file__).parents[2]
+MODULES = (protocol_states, server_states)
+MACHINES = {**protocol_states.MACHINES, **server_states.MACHINES}
 SPEC = ROOT / "docs" / "spec" / "dcp.md"
 
 
@@ -70,9 +79,15 @@ def test_every_state_can_be_reached_and_every_input_happens() -> None:
 
 
 def test_every_table_is_listed() -> None:
-    tables = {name: table for name, table in vars(states).items() if name.endswith("_TRANSITIONS")}
-    assert len(tables) == len(MACHINES)
-    assert all(any(table is listed for listed in MACHINES.values()) for table in tables.values())
+    for module in MODULES:
+        tables = {name: table for name, table in vars(module).items() if name.endswith("_TRANSITIONS")}
+        assert len(tables) == len(module.MACHINES)
+        assert all(any(table is listed for listed in module.MACHINES.values()) for table in tables.values())
+
+
+def test_what_happens_to_an_operation_says_where_it_stood() -> None:
+    """Many operations are moved at a time, by what happened to them alone."""
+    assert len({happened for _, happened in OPERATION_TRANSITIONS}) == len(OPERATION_TRANSITIONS)
 
 
 def set_from_outside(code: str) -> list[int]:

@@ -3,12 +3,9 @@
 Sans-IO, and the one place for it: `load`, `replicate` and other bulk writers go through
 `KvClient.write_many`, `invalidate` through its `Memcached`; both are pumps around a `Pipeline`.
 
-An operation moves like this, and is done only by an answer that carries its opaque:
-
-    waiting  --sent--------> in flight
-    in flight --refused----> waiting      a status of `RETRIED`, sent again after a pause that grows
-    in flight --peer lost--> waiting      it may have been done; doing it twice does no harm
-    in flight --answered---> done         it was taken, or there was nothing to do
+An operation moves along `OPERATION_TRANSITIONS`, and is done only by an answer that carries its opaque: it
+was taken, or there was nothing to do. One with a status of `RETRIED` comes back and is sent again, after a
+pause that grows; so does one whose peer is lost: it may have been done, and doing it twice does no harm.
 
 Every operation is answered, successes too: the success of a quiet command would have to be inferred from the
 order of the other answers, and a server may change that. Two operations with the same key are never under way
@@ -20,12 +17,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from enum import IntEnum
-from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RemoteProtocolError, StatusError
+from ..protocol.states import OPERATION_TRANSITIONS, OperationInput, OperationState
 from ..wire.codes import Magic, Op, Status
 from ..wire.framing import Framer
 from ..wire.header import HEADER_LAYOUT, HEADER_SIZE, Frame
@@ -176,10 +174,10 @@ def _alike(framer: Framer) -> Answers | None:
 # operations
 
 
-class OperationState(IntEnum):
-    WAITING = 0
-    IN_FLIGHT = 1
-    DONE = 2
+_NUMBERS = {state: number for number, state in enumerate(OperationState)}
+"""States as they are in an array."""
+_WAITING, _IN_FLIGHT = _NUMBERS[OperationState.WAITING], _NUMBERS[OperationState.IN_FLIGHT]
+_NEXT = {happened: _NUMBERS[target] for (_, happened), target in OPERATION_TRANSITIONS.items()}
 
 
 class _OpenBatch:
@@ -192,7 +190,7 @@ class _OpenBatch:
         self.first_opaque = first_opaque
         self.vbuckets = np.asarray(requests.vbuckets, dtype=np.intp)
         self.opcodes = np.asarray(requests.opcodes, dtype=np.uint8)
-        self.states = np.full(count, OperationState.WAITING, dtype=np.uint8)
+        self.states = np.full(count, _WAITING, dtype=np.uint8)
         self.peers = np.full(count, -1, dtype=np.int32)
         """The number, in the pipeline, of the peer that each operation was sent to last."""
         self.taken = self.needless = 0
@@ -205,7 +203,11 @@ class _OpenBatch:
         return self.taken + self.needless == len(self)
 
     def waiting(self) -> Indices:
-        return np.flatnonzero(self.states == OperationState.WAITING)
+        return np.flatnonzero(self.states == _WAITING)
+
+    def feed(self, which: NDArray[Any], happened: OperationInput) -> None:
+        """Move these operations on; the caller knows that each is in the state in which that can happen."""
+        self.states[which] = _NEXT[happened]
 
 
 class Pipeline(Generic[Peer]):
@@ -289,7 +291,7 @@ class Pipeline(Generic[Peer]):
                     self.is_misled = True
                     self._refuse(len(share), Status.NOT_MY_VBUCKET, now)
                     continue
-                batch.states[share] = OperationState.IN_FLIGHT
+                batch.feed(share, OperationInput.SENT)
                 batch.peers[share] = number
                 self._round_sent += len(share)
                 data = batch.requests.select(None if len(share) == len(batch) else share)
@@ -314,8 +316,8 @@ class Pipeline(Generic[Peer]):
         count = 0
         if (number := self._numbers.get(peer)) is not None:
             for batch in self._batches:
-                gone = (batch.states == OperationState.IN_FLIGHT) & (batch.peers == number)
-                batch.states[gone] = OperationState.WAITING
+                gone = (batch.states == _IN_FLIGHT) & (batch.peers == number)
+                batch.feed(gone, OperationInput.CAME_BACK)
                 count += int(np.count_nonzero(gone))
         if count:
             self._refuse(count, Status.ETMPFAIL, now)
@@ -325,8 +327,7 @@ class Pipeline(Generic[Peer]):
         """Whether this peer owes an answer."""
         number = self._numbers.get(peer)
         return number is not None and any(
-            bool(((batch.states == OperationState.IN_FLIGHT) & (batch.peers == number)).any())
-            for batch in self._batches
+            bool(((batch.states == _IN_FLIGHT) & (batch.peers == number)).any()) for batch in self._batches
         )
 
     def next_timer(self) -> float | None:
@@ -341,7 +342,7 @@ class Pipeline(Generic[Peer]):
         return done
 
     def _take(self, batch: _OpenBatch, indices: Indices, answers: Answers, peer: Peer, now: float) -> None:
-        due = batch.states[indices] == OperationState.IN_FLIGHT
+        due = batch.states[indices] == _IN_FLIGHT
         due &= batch.peers[indices] == self._number_of(peer)
         due &= batch.opcodes[indices] == answers.opcode
         if not due.all() or (len(indices) > 1 and len(np.unique(indices)) != len(indices)):
@@ -353,11 +354,11 @@ class Pipeline(Generic[Peer]):
                 answers.status, f"a write to vbucket {vbucket} is refused, after {self.taken} were taken"
             )
         if kind == AnswerKind.AGAIN:
-            batch.states[indices] = OperationState.WAITING
+            batch.feed(indices, OperationInput.CAME_BACK)
             self.is_misled |= answers.status == Status.NOT_MY_VBUCKET
             self._refuse(len(indices), answers.status, now)
             return
-        batch.states[indices] = OperationState.DONE
+        batch.feed(indices, OperationInput.ANSWERED)
         self._failing_since = None
         if kind == AnswerKind.TAKEN:
             batch.taken += len(indices)

@@ -7,7 +7,8 @@ Rules of this file:
 * What is not in a table can't happen. If it does, it is our own mistake: `LocalProtocolError`. What a peer
   can do at the wrong time is checked before the machine gets it, and is a protocol error.
 * No code but `Machine`: what a transition *does* is where the input is fed.
-* `MACHINES` lists them all, for the docs (`docs/protocol/states.md` is drawn from it) and for the tests.
+* `MACHINES` lists them all, for the docs (`docs/protocol/states.md` is drawn from it) and for the tests. What
+  a node receives from other nodes has its tables in `server/states.py`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = [
     "CONNECTION_TRANSITIONS",
     "DCP_TAKEOVER_TRANSITIONS",
     "MACHINES",
+    "OPERATION_TRANSITIONS",
     "READER_STREAM_TRANSITIONS",
     "READING_TRANSITIONS",
     "REPLICA_STREAM_TRANSITIONS",
@@ -33,6 +35,9 @@ __all__ = [
     "DcpTakeoverInput",
     "DcpTakeoverState",
     "Machine",
+    "MachineEnum",
+    "OperationInput",
+    "OperationState",
     "ReaderStreamInput",
     "ReaderStreamState",
     "ReadingInput",
@@ -384,6 +389,35 @@ READING_TRANSITIONS: Mapping[tuple[ReadingState, ReadingInput], ReadingState] = 
 }
 
 
+# An operation in a pipeline. There are thousands in a batch, so `client/pipeline.py` keeps their states in an
+# array, and moves many at a time along this table.
+
+
+class OperationState(MachineEnum):
+    """Where an operation in a pipeline stands."""
+
+    WAITING = "waiting"
+    """To be sent: not sent yet, or not done when it was."""
+    IN_FLIGHT = "in flight"
+    DONE = "done"
+
+
+class OperationInput(MachineEnum):
+    """What happens to an operation in a pipeline. Each can happen in one state only."""
+
+    SENT = "sent"
+    CAME_BACK = "came back"
+    """Its connection is lost, or the answer asks for another attempt."""
+    ANSWERED = "answered"
+
+
+OPERATION_TRANSITIONS: Mapping[tuple[OperationState, OperationInput], OperationState] = {
+    (OperationState.WAITING, OperationInput.SENT): OperationState.IN_FLIGHT,
+    (OperationState.IN_FLIGHT, OperationInput.CAME_BACK): OperationState.WAITING,
+    (OperationState.IN_FLIGHT, OperationInput.ANSWERED): OperationState.DONE,
+}
+
+
 MACHINES: Mapping[str, Mapping[tuple[Any, Any], Any]] = {
     "A connection of a node": CONNECTION_TRANSITIONS,
     "A stream of a producer": STREAM_TRANSITIONS,
@@ -393,5 +427,6 @@ MACHINES: Mapping[str, Mapping[tuple[Any, Any], Any]] = {
     "A takeover by DCP": DCP_TAKEOVER_TRANSITIONS,
     "A takeover by TAP": TAP_TAKEOVER_TRANSITIONS,
     "A vbucket of a reading client": READING_TRANSITIONS,
+    "An operation in a pipeline": OPERATION_TRANSITIONS,
 }
 """Every table, with what it is about."""

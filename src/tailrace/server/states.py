@@ -6,9 +6,12 @@ The rules are those of `protocol/states.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from typing import Any
+
+from ..protocol.states import MachineEnum
 
 __all__ = [
+    "MACHINES",
     "ORDER_TRANSITIONS",
     "UPSTREAM_TRANSITIONS",
     "OrderInput",
@@ -18,15 +21,18 @@ __all__ = [
 ]
 
 
-class OrderState(Enum):
+class OrderState(MachineEnum):
     """A vbucket that is to be received."""
 
-    WAITING = "waiting"  # for the connection, or for the next try
-    ASKED = "asked"  # for its stream
-    OVER = "over"  # a takeover, which is tried once
+    WAITING = "waiting"
+    """For the connection, or for the next try."""
+    ASKED = "asked"
+    """For its stream."""
+    OVER = "over"
+    """A takeover, which is tried once."""
 
 
-class OrderInput(Enum):
+class OrderInput(MachineEnum):
     """What happens to an order."""
 
     STREAM_ASKED = "stream asked for"
@@ -44,15 +50,17 @@ ORDER_TRANSITIONS: Mapping[tuple[OrderState, OrderInput], OrderState] = {
 }
 
 
-class UpstreamState(Enum):
+class UpstreamState(MachineEnum):
     """A connection that the node makes to another one."""
 
-    INTRODUCING = "introducing"  # itself: HELLO, login, bucket
-    OPEN = "open"  # streams may be asked for
+    INTRODUCING = "introducing"
+    """Itself: HELLO, login, bucket."""
+    OPEN = "open"
+    """Streams may be asked for."""
     CLOSED = "closed"
 
 
-class UpstreamInput(Enum):
+class UpstreamInput(MachineEnum):
     """What happens to such a connection."""
 
     INTRODUCED = "introduced"
@@ -64,3 +72,10 @@ UPSTREAM_TRANSITIONS: Mapping[tuple[UpstreamState, UpstreamInput], UpstreamState
     (UpstreamState.INTRODUCING, UpstreamInput.CLOSED): UpstreamState.CLOSED,
     (UpstreamState.OPEN, UpstreamInput.CLOSED): UpstreamState.CLOSED,
 }
+
+
+MACHINES: Mapping[str, Mapping[tuple[Any, Any], Any]] = {
+    "An order of a node to receive a vbucket": ORDER_TRANSITIONS,
+    "A connection that a node makes to another one": UPSTREAM_TRANSITIONS,
+}
+"""Every table, with what it is about."""
