@@ -15,10 +15,12 @@ from collections import deque
 from collections.abc import Iterator
 
 from ..errors import MalformedMessage, ProtocolError
+from ..protocol.dcp.controls import ConnectionOptions
 from ..protocol.handshake import KV_FEATURES, READER_FEATURES, grant_features
+from ..protocol.liveness import DEFAULT_INTERVAL_S
 from ..wire.admin import VB_SEQNO, Hello
-from ..wire.codes import ControlKey, Datatype, DcpOpcode, Feature, Magic, Op, Status
-from ..wire.dcp import DcpNoop, DcpStreamEnd, DcpStreamRequest
+from ..wire.codes import Datatype, DcpOpcode, Feature, Magic, Op, Status
+from ..wire.dcp import DcpBufferAck, DcpNoop, DcpStreamEnd, DcpStreamRequest
 from ..wire.framing import Framer
 from ..wire.header import Frame
 from .recording import Recording
@@ -27,7 +29,6 @@ from .replayed_vbucket import ReplayedVBucket
 __all__ = ["ReplayServer"]
 
 _WRITE_BYTES = 256 << 10
-_NOOP_INTERVAL_S = 20.0
 _EMPTY_MANIFEST = (
     b'{"uid":"0","scopes":[{"name":"_default","uid":"0","collections":[{"name":"_default","uid":"0"}]}]}'
 )
@@ -61,8 +62,8 @@ class ReplayServer:
         self._sessions.add(task)
         try:
             await _Session(self, writer).run(reader)
-        except (OSError, asyncio.CancelledError):
-            pass
+        except (OSError, ProtocolError, asyncio.CancelledError):
+            pass  # it is gone, or has broken the protocol: the connection is closed
         finally:
             self._sessions.discard(task)
             writer.close()
@@ -79,15 +80,15 @@ class _Session:
         self._writer = writer
         self._replayed: dict[int, ReplayedVBucket] = {}
         self._streams: deque[Iterator[bytes]] = deque()
-        self._window = self._outstanding = 0
-        self._wants_noops = False
-        self._noop_interval_s = _NOOP_INTERVAL_S
+        self._options = ConnectionOptions(frozenset())
+        """What the reader has set; every control is answered with a success."""
+        self._window = self._options.window
 
     async def run(self, reader: asyncio.StreamReader) -> None:
         framer = Framer()
         while True:
             try:
-                async with asyncio.timeout(self._noop_interval_s if self._wants_noops else None):
+                async with asyncio.timeout(self._noop_s()):
                     data = await reader.read(_WRITE_BYTES)
             except TimeoutError:
                 self._writer.write(DcpNoop().encode())
@@ -105,7 +106,7 @@ class _Session:
         if frame.opcode == DcpOpcode.STREAM_REQUEST:
             self._request(frame)
         elif frame.opcode == DcpOpcode.BUFFER_ACK:
-            self._outstanding = max(0, self._outstanding - int.from_bytes(frame.extras, "big"))
+            self._window.acknowledge(DcpBufferAck.decode(frame).acked_bytes)
         else:
             self._answer(frame, *self._made_up(frame))
 
@@ -139,7 +140,7 @@ class _Session:
                 log = recording.failover_log(frame.vbucket)
                 return (Status.NOT_MY_VBUCKET, b"") if log is None else (Status.SUCCESS, log)
             case DcpOpcode.CONTROL:
-                self._control(frame.key, frame.value)
+                self._options.control(frame.key, frame.value)
                 return Status.SUCCESS, b""
             case Op.NOOP | Op.SELECT_BUCKET | DcpOpcode.OPEN | DcpOpcode.CLOSE_STREAM:
                 return Status.SUCCESS, b""
@@ -165,14 +166,10 @@ class _Session:
             }
         ).encode()
 
-    def _control(self, key: bytes, value: bytes) -> None:
-        if key == ControlKey.CONNECTION_BUFFER_SIZE and value.isdigit():
-            self._window = int(value[:12])
-        elif key == ControlKey.ENABLE_NOOP:
-            self._wants_noops = value == b"true"
-        elif key == ControlKey.SET_NOOP_INTERVAL:
-            with contextlib.suppress(ValueError):
-                self._noop_interval_s = min(max(float(value), 0.1), _NOOP_INTERVAL_S)
+    def _noop_s(self) -> float | None:
+        """After how long a reader that says nothing gets a no-op; None if it does not want any."""
+        asked_s = self._options.noop_interval_s or DEFAULT_INTERVAL_S
+        return min(asked_s, DEFAULT_INTERVAL_S) if self._options.noop else None
 
     def _request(self, frame: Frame) -> None:
         """Answer a stream request with what was recorded for it. When nothing is left, the stream stays open
@@ -200,13 +197,13 @@ class _Session:
 
     async def _send_streams(self) -> None:
         """Send what the window allows, one stream after the other."""
-        while self._streams and (not self._window or self._outstanding < self._window):
+        while self._streams and self._window.room > 0:
             part = bytearray()
             for data in self._streams[0]:
                 part += data
                 if data[0] not in (Magic.RESPONSE, Magic.FLEX_RESPONSE):
-                    self._outstanding += len(data)
-                if len(part) >= _WRITE_BYTES or (self._window and self._outstanding >= self._window):
+                    self._window.sent(len(data))
+                if len(part) >= _WRITE_BYTES or self._window.room <= 0:
                     break
             else:
                 self._streams.popleft()
