@@ -267,6 +267,9 @@ class TestDatatypes:
             assert wire.ok(kv.Get(key=key)).value == new
             assert wire.ok(kv.GetMeta(key=key, version=2)).stored_datatype & Datatype.XATTR
         wire.ok(kv.Append(key=key, value=b" "))
+        wire.ok(kv.Prepend(key=key, value=b"\n"))
+        assert wire.ok(kv.Get(key=key)).value == b'\n{"body":2} '
+        assert wire.ok(kv.GetMeta(key=key, version=2)).stored_datatype & Datatype.XATTR
         wire.ok(kv.Delete(key=key))
         # the system xattr outlives the document
         meta = wire.ok(kv.GetMeta(key=key, version=2))

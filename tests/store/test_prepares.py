@@ -130,7 +130,6 @@ class TestPrepared:
             lambda vbucket: vbucket.set(KEY, b"other"),
             lambda vbucket: vbucket.set(KEY, b"other", cas=5),
             lambda vbucket: vbucket.replace(KEY, b"other"),
-            lambda vbucket: vbucket.append(KEY, b"other"),
             lambda vbucket: vbucket.counter(KEY, 1, 1),
             lambda vbucket: vbucket.touch(KEY, 5),
             lambda vbucket: vbucket.delete(KEY),

@@ -80,28 +80,16 @@ class TestDocuments:
         with refused(Status.KEY_ENOENT):
             vb.delete(b"\0a")
 
-    def test_add_replace_append_prepend(self, home: Home) -> None:
+    def test_add_replace(self, home: Home) -> None:
         vb = home.bucket().vbuckets[0]
         with refused(Status.KEY_ENOENT):
             vb.replace(b"\0a", b"1")
-        with refused(Status.NOT_STORED):
-            vb.append(b"\0a", b"1")
         vb.add(b"\0a", b"1", flags=9)
         with refused(Status.KEY_EEXISTS):
             vb.add(b"\0a", b"1")
         vb.replace(b"\0a", b"2", flags=7)
-        vb.append(b"\0a", b"3")
-        vb.append(b"\0a", b"1", front=True)
         document = stored(vb.get(b"\0a"))
-        assert (document.value, document.flags, document.rev) == (b"123", 7, 4)
-
-    def test_prepend_stays_behind_the_xattrs(self, home: Home) -> None:
-        vb = home.bucket().vbuckets[0]
-        xattrs = b"\0\0\0\x09\0\0\0\x05x\0" + b"1\0\0"
-        xattrs = (len(xattrs) - 4).to_bytes(4, "big") + xattrs[4:]
-        vb.set(b"\0a", xattrs + b"body", datatype=Datatype.XATTR)
-        vb.append(b"\0a", b"any", front=True)
-        assert stored(vb.get(b"\0a")).value == xattrs + b"anybody"
+        assert (document.value, document.flags, document.rev) == (b"2", 7, 2)
 
     def test_counters(self, home: Home) -> None:
         vb = home.bucket().vbuckets[0]

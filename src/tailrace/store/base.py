@@ -269,12 +269,6 @@ class VBucket(Protocol):
         self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0, cas: int = 0
     ) -> Written: ...
 
-    def append(self, key: bytes, value: bytes, cas: int = 0, *, front: bool = False) -> Written:
-        """Append or (front) prepend to the body; xattrs stay in front. A compressed value is refused
-        (NOT_SUPPORTED).
-        """
-        ...
-
     def counter(self, key: bytes, delta: int, initial: int | None, expiry: int = 0) -> tuple[int, Written]:
         """Add `delta` (negative: decrement, floor 0); `initial` None: a missing document is refused."""
         ...

@@ -172,15 +172,6 @@ class EngineVBucket(ReceivedHistory):
         self._existing(key, cas)
         return self.set(key, value, flags, expiry, datatype)
 
-    def append(self, key: bytes, value: bytes, cas: int = 0, *, front: bool = False) -> Written:
-        document = StoredDocument.of(self._existing(key, cas, missing=Status.NOT_STORED))
-        if document.datatype & Datatype.SNAPPY:
-            raise DocumentRefused(Status.NOT_SUPPORTED, "the stored value is compressed")
-        old, datatype = document.value, document.datatype & ~Datatype.JSON
-        body = 4 + int.from_bytes(old[:4], "big") if datatype & Datatype.XATTR and front else 0
-        new = old[:body] + value + old[body:] if front else old + value
-        return self.set(key, new, document.flags, document.expiry, datatype)
-
     def counter(self, key: bytes, delta: int, initial: int | None, expiry: int = 0) -> tuple[int, Written]:
         self._check_cas(key, 0)
         frame = self.get(key)
@@ -267,23 +258,23 @@ class EngineVBucket(ReceivedHistory):
                 f"a value of {size} bytes: the limit is {self._queue.max_value} (setting max_value)",
             )
 
-    def _existing(self, key: bytes, cas: int, missing: int = Status.KEY_ENOENT) -> bytes:
+    def _existing(self, key: bytes, cas: int) -> bytes:
         """The live document, if the CAS fits and no lock is in the way."""
         if cas or self._locks:
-            self._check_cas(key, cas, missing)
+            self._check_cas(key, cas)
         frame = self.get(key)
         if frame is None:
-            raise DocumentRefused(missing)
+            raise DocumentRefused(Status.KEY_ENOENT)
         return frame
 
-    def _check_cas(self, key: bytes, cas: int, missing: int = Status.KEY_ENOENT) -> None:
+    def _check_cas(self, key: bytes, cas: int) -> None:
         """Refuse if the document has another CAS or is locked; the CAS of the lock opens it."""
         if self._locks.open(key, cas):
             return
         if cas:
             frame = self.get(key)
             if frame is None:
-                raise DocumentRefused(missing)
+                raise DocumentRefused(Status.KEY_ENOENT)
             if cas_of(frame) != cas:
                 raise DocumentRefused(Status.KEY_EEXISTS)
 
