@@ -115,7 +115,7 @@ class Exchange:
         """Where the answer sent the reader back to; None if it did not."""
         if not self.frames or self.frames[0].is_request or self.frames[0].status != Status.ROLLBACK:
             return None
-        return int.from_bytes(self.frames[0].value[:8], "big")
+        return dcp.DcpStreamRequestResponse.decode(self.frames[0]).rollback_seqno
 
     @property
     def last_seqno(self) -> int | None:

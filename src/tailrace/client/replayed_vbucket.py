@@ -58,9 +58,10 @@ class ReplayedVBucket:
         return any(seqno is not None and seqno < last_seqno for seqno in since)
 
 
-def _place(request: Frame) -> bytes:
+def _place(request: Frame) -> tuple[int, ...]:
     """Start and branch of a request, and the snapshot that it is in: all but flags and end."""
-    return request.extras[8:16] + request.extras[24:]
+    asked = DcpStreamRequest.decode(request)
+    return asked.start_seqno, asked.vb_uuid, asked.snapshot_start, asked.snapshot_end
 
 
 def _has(exchange: Exchange, asked: DcpStreamRequest) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 from ..errors import MalformedMessage, TailraceError
 from ..large_bytes import LARGE_BYTES, join_large
 from ..store.base import VBucket, Written
-from ..wire.codes import Datatype, Feature, RequestFrameId, Status, VBucketState
+from ..wire.codes import Datatype, Feature, Magic, RequestFrameId, Status, VBucketState
 from ..wire.fields import Durability, checked_key, decode_frame_infos
 from ..wire.header import HEADER
 from ..wire.kv import MutationResponse
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "Call", "Command", "Pending", "Refused", "Reply", "command", "encode_response"]
 
 _THIRTY_DAYS_S = 30 * 24 * 3600
-_RESPONSE_MAGIC = 0x81
+_RESPONSE_MAGIC = int(Magic.RESPONSE)
 
 
 class Refused(TailraceError):

@@ -45,11 +45,11 @@ _OPCODE_AT = HEADER_LAYOUT.at("opcode")
 _BODY_LENGTH_AT = HEADER_LAYOUT.at("opaque") - 1  # its last byte, which is all of it in a get
 
 _HEAD = HEADER_LAYOUT.until("opaque").struct  # of requests and of answers
-_MISS_HEAD = _HEAD.pack(0x81, Op.GET, 0, 0, 0, Status.KEY_ENOENT, 0)
-_STORED_HEAD = _HEAD.pack(0x81, Op.SET, 0, 0, 0, Status.SUCCESS, 0)
+_MISS_HEAD = _HEAD.pack(_RESPONSE, Op.GET, 0, 0, 0, Status.KEY_ENOENT, 0)
+_STORED_HEAD = _HEAD.pack(_RESPONSE, Op.SET, 0, 0, 0, Status.SUCCESS, 0)
 _POSITION = MutationResponse.LAYOUTS[1].struct
-_STORED_AT_HEAD = _HEAD.pack(0x81, Op.SET, 0, _POSITION.size, 0, Status.SUCCESS, _POSITION.size)
-_GETQ_START = bytes([0x81, Op.GETQ])
+_STORED_AT_HEAD = _HEAD.pack(_RESPONSE, Op.SET, 0, _POSITION.size, 0, Status.SUCCESS, _POSITION.size)
+_GETQ_START = bytes([_RESPONSE, Op.GETQ])
 _NO_CAS = bytes(HEADER_LAYOUT.field("cas").size)
 
 # where things stand in a stored mutation, which is a DCP one
@@ -289,10 +289,10 @@ def _owner(vbuckets: Sequence[VBucket | None], number: int, key: bytes) -> VBuck
 def _answer(vbucket: int, key: bytes, datatype: int, tail: bytes) -> Answer:
     size, rest = len(key), len(tail) - 8
     return (
-        _head(0x80, Op.GET, size - 1, 0, 0, vbucket, size - 1),
-        _head(0x80, Op.GET, size, 0, 0, vbucket, size),
-        _head(0x81, Op.GET, 0, 4, 0, 0, rest),
-        _head(0x81, Op.GET, 0, 4, datatype & _JSON, 0, rest),
+        _head(_REQUEST, Op.GET, size - 1, 0, 0, vbucket, size - 1),
+        _head(_REQUEST, Op.GET, size, 0, 0, vbucket, size),
+        _head(_RESPONSE, Op.GET, 0, 4, 0, 0, rest),
+        _head(_RESPONSE, Op.GET, 0, 4, datatype & _JSON, 0, rest),
         tail,
         vbucket,
     )

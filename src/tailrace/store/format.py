@@ -22,7 +22,6 @@ from ..wire.dcp_replication import DcpAbort, DcpPrepare
 from ..wire.fields import decode_leb128
 from ..wire.flatbuffer import EventContent
 from ..wire.header import HEADER, HEADER_LAYOUT, HEADER_SIZE, Frame
-from ..wire.layout import Field
 
 __all__ = [
     "BATCH",
@@ -49,6 +48,7 @@ __all__ = [
     "PREPARE",
     "PREPARE_EXTRAS",
     "REPLACES",
+    "REQUEST",
     "SYSTEM",
     "SYSTEM_EVENT",
     "TOMBSTONE",
@@ -63,6 +63,7 @@ __all__ = [
     "collection_of",
     "committed",
     "counted",
+    "datatype_of",
     "expiries_at",
     "expiry_of",
     "frame_key",
@@ -130,18 +131,13 @@ assert _DELETE_TIME.offset == _EXPIRATION_LAYOUT.at("delete_time")
 # A prepare also has its flags and expiry where the mutation that it may become has them.
 assert all(_PREPARE_LAYOUT.at(name) == _MUTATION_LAYOUT.at(name) for name in ("rev_seqno", "flags", "expiry"))
 
-
-def _bytes_of(field: Field) -> slice:
-    return slice(field.offset, field.offset + field.size)
-
-
 # Where fields are in a frame, for code that reads only one.
-CAS_BYTES = _bytes_of(_MUTATION_LAYOUT.field("cas"))
-SEQNO_BYTES = _bytes_of(_MUTATION_LAYOUT.field("by_seqno"))
-REV_BYTES = _bytes_of(_REV)
-EXPIRY_BYTES = _bytes_of(_EXPIRY)
-_KEY_LENGTH_BYTES = _bytes_of(HEADER_LAYOUT.field("key_length"))
-_VBUCKET_BYTES = _bytes_of(HEADER_LAYOUT.field("vbucket"))
+CAS_BYTES = _MUTATION_LAYOUT.field("cas").place
+SEQNO_BYTES = _MUTATION_LAYOUT.field("by_seqno").place
+REV_BYTES = _REV.place
+EXPIRY_BYTES = _EXPIRY.place
+_KEY_LENGTH_BYTES = HEADER_LAYOUT.field("key_length").place
+_VBUCKET_BYTES = HEADER_LAYOUT.field("vbucket").place
 _EXTRAS_LENGTH_AT = HEADER_LAYOUT.at("extras_length")
 _DATATYPE_AT = HEADER_LAYOUT.at("datatype")
 
@@ -160,6 +156,8 @@ DATATYPE_TRAITS = tuple(
     for datatype in range(8)
 )
 
+REQUEST = int(Magic.REQUEST)
+"""Every frame of a store has this magic."""
 _MUTATION = int(DcpOpcode.MUTATION)
 _DELETION = int(DcpOpcode.DELETION)
 _EXPIRATION = int(DcpOpcode.EXPIRATION)
@@ -253,7 +251,7 @@ def committed(prepare: bytes, seqno: int) -> bytes:
     size = key_length + len(document.value)
     if prepare[_PREPARE_LAYOUT.at("deleted")]:
         body = DELETION_EXTRAS + size
-        header = (0x80, _DELETION, key_length, DELETION_EXTRAS, datatype, vbucket, body, 0, document.cas)
+        header = (REQUEST, _DELETION, key_length, DELETION_EXTRAS, datatype, vbucket, body, 0, document.cas)
         made = DELETION.pack(*header, seqno, document.rev, document.expiry, 0)
     else:
         body = MUTATION_EXTRAS + size
@@ -269,7 +267,7 @@ def aborted(  # noqa: PLR0917
     seqno is where every change has it, and it is forgotten when deletions of its age are.
     """
     body = DELETION_EXTRAS + len(key)
-    start = 0x80, _ABORT, len(key), DELETION_EXTRAS, 0, vbucket, body, 0, cas
+    start = REQUEST, _ABORT, len(key), DELETION_EXTRAS, 0, vbucket, body, 0, cas
     return DELETION.pack(*start, seqno, prepared_seqno, time_s, 0) + key
 
 
@@ -297,6 +295,11 @@ def rev_of(frame: bytes) -> int:
 def expiry_of(frame: bytes) -> int:
     """When a mutation expires; nonsense for other frames."""
     return int.from_bytes(frame[EXPIRY_BYTES], "big")
+
+
+def datatype_of(frame: bytes) -> int:
+    """The bits of `Datatype`."""
+    return frame[_DATATYPE_AT]
 
 
 def vbucket_of(frame: bytes) -> int:

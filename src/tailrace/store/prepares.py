@@ -23,6 +23,7 @@ from .format import (
     NOTE_SHIFT,
     PREPARE,
     PREPARE_EXTRAS,
+    REQUEST,
     SYSTEM,
     UNSEEN,
     StoredDocument,
@@ -110,7 +111,7 @@ class PreparingHistory(History):
             self.close_checkpoint()
         seqno = self.high_seqno + 1
         body = PREPARE_EXTRAS + len(key) + len(value)
-        start = 0x80, _PREPARE, len(key), PREPARE_EXTRAS, datatype, self.id, body, 0, cas
+        start = REQUEST, _PREPARE, len(key), PREPARE_EXTRAS, datatype, self.id, body, 0, cas
         head = PREPARE.pack(*start, seqno, rev, flags, expiry, 0, 0, deleted, level)
         self._append(head + key + value, seqno, SYSTEM)
         return Written(cas, seqno)

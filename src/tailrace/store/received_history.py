@@ -15,6 +15,7 @@ from .base import ReceivedRange
 from .format import (
     EVENT_EXTRAS,
     NOTE_SHIFT,
+    REQUEST,
     SYSTEM,
     SYSTEM_EVENT,
     UNSEEN,
@@ -74,7 +75,7 @@ class ReceivedHistory(PreparingHistory):
         seqno = self.high_seqno + 1
         frame = (
             SYSTEM_EVENT.pack(
-                0x80,
+                REQUEST,
                 DcpOpcode.SYSTEM_EVENT,
                 len(name),
                 EVENT_EXTRAS,

@@ -31,6 +31,7 @@ from .format import (
     MUTATION_START,
     NO_EXPIRY,
     NOTE_SHIFT,
+    REQUEST,
     StoredDocument,
     cas_of,
     collection_of,
@@ -224,7 +225,7 @@ class EngineVBucket(ReceivedHistory):
         )
         fields = (seqno, rev, delete_time, 0) if opcode == _DELETION else (seqno, rev, delete_time)
         body = extras + len(key) + len(value)
-        head = layout.pack(0x80, opcode, len(key), extras, datatype, self.id, body, 0, cas, *fields)
+        head = layout.pack(REQUEST, opcode, len(key), extras, datatype, self.id, body, 0, cas, *fields)
         traits = DATATYPE_TRAITS[datatype] | (DELETED if opcode == _DELETION else EXPIRED)
         if key[0]:
             traits |= COLLECTION

@@ -20,6 +20,7 @@ from .codes import (
     DcpOpcode,
     Magic,
     Op,
+    OpenFlag,
     TapOpcode,
     UprAOpcode,
     UprARequestType,
@@ -137,6 +138,7 @@ class Role(Enum):
     REPLICA = "replica"
 
 
+_unpack_open_flags = dcp.DcpOpen.LAYOUTS[0].only("flags").struct.unpack
 _NEVER_FIRST = range(DcpOpcode.CLOSE_STREAM, CHANGE_STREAM_OPCODES.stop)
 """Opcodes that bind no connection in any dialect, and come by the thousand."""
 
@@ -165,7 +167,7 @@ def bind(frame: Frame, *, first: bool = True) -> tuple[Dialect, Role] | None:
         if opcode == UprBOpcode.FAILOVER_LOG_REQUEST and not frame.body:
             return UPR_B, Role.PRODUCER
     if opcode == DcpOpcode.OPEN and extras == 8 and frame.key_length:
-        is_producer = bool(frame.extras[7] & 1)
+        is_producer = bool(_unpack_open_flags(frame.extras)[0] & OpenFlag.PRODUCER)
         return DCP, Role.PRODUCER if is_producer else Role.REPLICA
     if first and (opcode in CHANGE_STREAM_OPCODES or TapOpcode.CONNECT <= opcode <= TapOpcode.CHECKPOINT_END):
         raise MalformedMessage(f"opcode 0x{opcode:02x} can't be the first of a change stream")

@@ -173,8 +173,11 @@ class SubdocReplaceBodyWithXattr(SubdocDictUpsert):
     OPCODE = Op.SUBDOC_REPLACE_BODY_WITH_XATTR
 
 
-SUBDOC_LOOKUP_SPEC = struct.Struct(">BBH")
-SUBDOC_MUTATION_SPEC = struct.Struct(">BBHI")
+SUBDOC_LOOKUP_SPEC = struct.Struct(">BBH")  # opcode, flags, length of the path that follows
+SUBDOC_MUTATION_SPEC = struct.Struct(">BBHI")  # the same, and the length of the value that follows the path
+SUBDOC_LOOKUP_RESULT = struct.Struct(">HI")  # status, and length of the value that follows
+SUBDOC_MUTATION_RESULT = struct.Struct(">BHI")  # which path, status, and length of the value that follows
+SUBDOC_MUTATION_FAILURE = struct.Struct(">BH")  # which path, and why
 
 
 @message

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TapReplica"]
 
-_REV_AT = (HEADER_LAYOUT + MUTATION).at("rev_seqno")  # of a stored frame, whatever change it is
+_REV = (HEADER_LAYOUT + MUTATION).field("rev_seqno").place  # of a stored frame, whatever change it is
 _PREFIX = b"\0"
 _TTL_AT = TapDelete.LAYOUTS[0].at("ttl")
 _FATAL = frozenset({TapOpcode.VBUCKET_SET, TapOpcode.CHECKPOINT_START, TapOpcode.CHECKPOINT_END})
@@ -286,7 +286,7 @@ def _key(message: Message) -> bytes:
 
 def _next_rev(vbucket: VBucket, key: bytes) -> int:
     frame = vbucket.get_any(key)
-    return 1 if frame is None else int.from_bytes(frame[_REV_AT : _REV_AT + 8], "big") + 1
+    return 1 if frame is None else int.from_bytes(frame[_REV], "big") + 1
 
 
 def _empty(number: int, bucket: Bucket) -> list[int]:

@@ -12,7 +12,7 @@ from typing import cast
 from ...errors import MalformedMessage
 from ...large_bytes import LARGE_BYTES
 from ...store.base import VBucket
-from ...store.format import StoredDocument, counted
+from ...store.format import StoredDocument, counted, datatype_of
 from ...wire import kv
 from ...wire.codes import Datatype, Op, Status
 from ...wire.fields import join_xattrs
@@ -38,7 +38,7 @@ def find_to_send(vbucket: VBucket, key: bytes) -> StoredDocument:
     frame = vbucket.get(key)
     if frame is None:
         raise Refused(Status.KEY_ENOENT)
-    is_left_alone = len(frame) >= LARGE_BYTES and not frame[5] & _NOT_PLAIN
+    is_left_alone = len(frame) >= LARGE_BYTES and not datatype_of(frame) & _NOT_PLAIN
     return StoredDocument.of(cast("bytes", memoryview(frame)) if is_left_alone else frame)
 
 
@@ -60,7 +60,7 @@ def kept_xattrs(
     if datatype & Datatype.XATTR or not call.bucket.xattrs_seen:
         return value, datatype
     frame = vbucket.get(key)
-    if frame is None or not frame[5] & Datatype.XATTR:
+    if frame is None or not datatype_of(frame) & Datatype.XATTR:
         return value, datatype
     limit = call.node.settings.max_inflated
     old = StoredDocument.of(frame)
@@ -144,7 +144,7 @@ def count(call: Call[kv.Increment]) -> Reply:
     request, key, vbucket = call.request, call.key(), call.vbucket()
     delta = request.delta if request.OPCODE in (Op.INCREMENT, Op.INCREMENTQ) else -request.delta
     frame = vbucket.get(key)
-    if frame is not None and frame[5] & _NOT_PLAIN:
+    if frame is not None and datatype_of(frame) & _NOT_PLAIN:
         old = StoredDocument.of(frame)
         xattrs, body, datatype = split_document(old.value, old.datatype, call.node.settings.max_inflated)
         number = counted(body, delta)

@@ -6,7 +6,6 @@ Rules: docs/spec/servers.md#range-scans.
 from __future__ import annotations
 
 import math
-import struct
 
 from ...errors import MalformedMessage
 from ...store.base import VBucket
@@ -18,7 +17,6 @@ from ..call import Call, Refused, Reply, command, encode_response
 from ..document_values import split_document
 from ..range_scans import RangeScan, ScanRequest
 
-_ITEM = struct.Struct(">IIQQB")
 _MOST_BYTES = 1 << 20
 """In one answer, whatever the client allows: others wait for the loop."""
 _MOST_ITEMS = 2_000
@@ -125,7 +123,7 @@ def _item(call: Call[kv.RangeScanContinue], vbucket: VBucket, scan: RangeScan, k
     )
     if xattrs and scan.request.include_xattrs:
         value, datatype = join_xattrs(xattrs, value), datatype | Datatype.XATTR
-    head = _ITEM.pack(
+    head = kv.RANGE_SCAN_ITEM.pack(
         document.flags, document.expiry, document.seqno, document.cas, datatype & call.session.datatypes
     )
     return b"".join((head, named, encode_leb128(len(value)), value))

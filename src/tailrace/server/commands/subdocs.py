@@ -185,7 +185,7 @@ def look_up(call: Call[wire.SubdocMultiLookup]) -> Reply:
             status, value = Status.SUCCESS, _look_up(call, vbucket, content, spec)
         except SubdocError as error:
             status, value, failed = Status(error.status), b"", True
-        out += status.to_bytes(2, "big") + len(value).to_bytes(4, "big") + value
+        out += wire.SUBDOC_LOOKUP_RESULT.pack(status, len(value)) + value
     if content.deleted:
         status = Status.SUBDOC_MULTI_PATH_FAILURE_DELETED if failed else Status.SUBDOC_SUCCESS_DELETED
     else:
@@ -232,7 +232,7 @@ def mutate(call: Call[wire.SubdocMultiMutation]) -> Reply:
         try:
             result = edit.apply(spec)
         except SubdocError as error:
-            body = at.to_bytes(1, "big") + int(error.status).to_bytes(2, "big")
+            body = wire.SUBDOC_MUTATION_FAILURE.pack(at, error.status)
             status = (
                 Status.SUBDOC_MULTI_PATH_FAILURE_DELETED
                 if edit.content.deleted
@@ -240,7 +240,7 @@ def mutate(call: Call[wire.SubdocMultiMutation]) -> Reply:
             )
             return encode_response(request.OPCODE, request.opaque, status, value=body)
         if result:
-            out += at.to_bytes(1, "big") + b"\0\0" + len(result).to_bytes(4, "big") + result
+            out += wire.SUBDOC_MUTATION_RESULT.pack(at, Status.SUCCESS, len(result)) + result
     written = edit.write(request.expiry)
     return call.written(vbucket, written, bytes(out), edit.success)
 
