@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import MalformedMessage
 from ..frames import OPCODE_AT, Bytes, Chunk, Mask, Trait, collections_at
+from ..model import MAX_U64
 from ..wire.codes import SCOPE_EVENTS, DcpOpcode, Status, SystemEventId
 from ..wire.dcp import DcpSystemEvent
 from ..wire.fields import parse_json
@@ -31,7 +32,6 @@ MAX_COLLECTIONS = 10_000
 _HEX_32 = re.compile(r"[0-9a-fA-F]{1,8}")
 _HEX_64 = re.compile(r"[0-9a-fA-F]{1,16}")
 _DECIMAL_64 = re.compile(r"[0-9]{1,20}")
-_MAX_U64 = (1 << 64) - 1
 _DEFAULT = frozenset({0})
 _SYSTEM_EVENT = int(Trait.SYSTEM_EVENT)  # a plain int: an operator of an IntFlag costs a call or two
 _NOT_PLAIN = int(Trait.COLLECTION | Trait.SYSTEM_EVENT)
@@ -93,7 +93,7 @@ def _number(members: Mapping[str, Any], name: str, shape: re.Pattern[str], base:
 
 
 def _parse_number(text: object, name: str, shape: re.Pattern[str], base: int) -> int:
-    if not isinstance(text, str) or shape.fullmatch(text) is None or (number := int(text, base)) > _MAX_U64:
+    if not isinstance(text, str) or shape.fullmatch(text) is None or (number := int(text, base)) > MAX_U64:
         _refuse(f"{name} is not a number in the required form")
     return number
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import rng as rng_
 from ..errors import MalformedMessage, UsageError
-from ..model import parse_u64
+from ..model import MAX_U64, parse_u64
 from ..store.base import VBucket
 from ..wire.codes import Status
 from ..wire.fields import decode_leb128
@@ -194,7 +194,7 @@ def _flag(content: dict[str, Any], name: str) -> bool:
 
 def _number(content: dict[str, Any], name: str, default: int | None = None) -> int:
     value = content.get(name, default)
-    if type(value) is not int or not 0 <= value < 1 << 64:
+    if type(value) is not int or not 0 <= value <= MAX_U64:
         raise MalformedMessage(f"{name} is a number")
     return value
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..frames import collections_at
+from ..model import MAX_U64
 from ..wire.codes import SCOPE_EVENTS
 from .collection_events import KnownEvent
 from .format import SYSTEM, collection_of, frame_key
@@ -21,7 +22,7 @@ from .segment import Frames
 
 __all__ = ["NOTHING_DEDUPLICATED", "Deduplicated"]
 
-_FOR_EVER = (1 << 64) - 1
+_FOR_EVER = MAX_U64
 
 
 class Deduplicated:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ..errors import DocumentRefused, MalformedMessage, StoreTooNew
 from ..frames import CHUNK_BYTES, OPCODE_AT, Bytes, Offsets, Trait, field_everywhere
+from ..model import MAX_U64
 from ..wire import dcp
 from ..wire.codes import SCOPE_EVENTS, Datatype, DcpOpcode, Magic, Status, SystemEventId
 from ..wire.dcp_replication import DcpAbort, DcpPrepare
@@ -178,7 +179,6 @@ _OPCODE_TRAITS = {
 }
 MUTATION_START = Magic.REQUEST << 8 | DcpOpcode.MUTATION
 _U32 = struct.Struct(">I")
-_MAX_U64 = (1 << 64) - 1
 _FLAGS_AND_EXPIRY = _MUTATION_LAYOUT.only("flags", "expiry").struct
 _HEAD = (
     (HEADER_LAYOUT + dcp.DELETION_V1)
@@ -421,9 +421,9 @@ def canonical(frame: bytes, *, collections: bool, delete_time: int = 0) -> bytes
 
 def counted(text: bytes, delta: int) -> int:
     """The new value of a counter that is stored as this text: at least 0, and modulo 2^64."""
-    if not text.isdigit() or len(text) > 20 or int(text) > _MAX_U64:
+    if not text.isdigit() or len(text) > 20 or int(text) > MAX_U64:
         raise DocumentRefused(Status.DELTA_BADVAL)
-    return max(int(text) + delta, 0) & _MAX_U64
+    return max(int(text) + delta, 0) & MAX_U64
 
 
 # Each frame that is not sealed yet has a note: the seqno that it supersedes, and its traits.
@@ -491,7 +491,6 @@ def _weights(count: int) -> npt.NDArray[np.uint64]:
 
 
 _WEIGHTS = _weights(len(_STARTS))
-_U64_MASK = (1 << 64) - 1
 
 
 def padded(size: int) -> int:
@@ -518,4 +517,4 @@ def checksum(data: Bytes, sector: int = SECTOR) -> tuple[int, int]:
     # Both sums together: reading the words again would cost more than adding them up.
     plain, weighted = sums.dot(_WEIGHTS[:count] if known else _weights(count)).tolist()
     rest = int.from_bytes(data.data[words * 8 :], "little")  # less than a word, in the last sector
-    return (plain + rest) & _U64_MASK, (weighted + (whole + 1) * rest) & _U64_MASK
+    return (plain + rest) & MAX_U64, (weighted + (whole + 1) * rest) & MAX_U64

@@ -16,12 +16,11 @@ import numpy.typing as npt
 
 from ..files import File
 from ..frames import Bytes, Mask, Offsets
+from ..model import MAX_U64
 from .format import BLOCK, COLUMN_BYTES, padded
 from .segment import Frames, Segment, SegmentPiece, Seqnos
 
 __all__ = ["Gathered", "Scattered", "gather"]
-
-_EVERY_SEQNO = (1 << 64) - 1
 
 
 class Scattered(NamedTuple):
@@ -147,7 +146,7 @@ def _clipped(pieces: Sequence[SegmentPiece], gathered: Gathered) -> Gathered:
     """What is left without what rollbacks have removed."""
     if all(piece.clip is None for piece in pieces):
         return gathered
-    clips = np.array([_EVERY_SEQNO if piece.clip is None else piece.clip for piece in pieces], np.uint64)
+    clips = np.array([MAX_U64 if piece.clip is None else piece.clip for piece in pieces], np.uint64)
     frames, stops, news, olds, pair_stops = gathered
     mask = frames.seqnos <= np.repeat(clips, np.diff(stops, prepend=0))
     pairs_mask = news <= np.repeat(clips, np.diff(pair_stops, prepend=0))

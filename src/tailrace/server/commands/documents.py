@@ -11,6 +11,7 @@ from typing import cast
 
 from ...errors import MalformedMessage
 from ...large_bytes import LARGE_BYTES
+from ...model import MAX_U64
 from ...store.base import VBucket
 from ...store.format import StoredDocument, counted, datatype_of
 from ...wire import kv
@@ -20,9 +21,9 @@ from ...wire.message import Message
 from ..call import Call, Refused, Reply, command, encode_response
 from ..document_values import checked_value, split_document
 
-__all__ = ["document_answer", "incoming", "kept_xattrs"]
+__all__ = ["LOCKED_CAS", "document_answer", "incoming", "kept_xattrs"]
 
-LOCKED_CAS = (1 << 64) - 1
+LOCKED_CAS = MAX_U64
 """The CAS of a locked document, as a reader sees it."""
 
 DEFAULT_LOCK_S = 15

@@ -11,6 +11,7 @@ from ...wire import kv
 from ...wire.codes import Datatype, Op, Status, WithMetaOption
 from ..call import Call, Refused, Reply, command
 from ..document_values import checked_value
+from .documents import LOCKED_CAS
 
 _KNOWN_OPTIONS = int(
     WithMetaOption.FORCE_ACCEPT
@@ -64,7 +65,7 @@ def store_with_meta(call: Call[kv.SetWithMeta]) -> Reply:
     options = _options(call)
     resolve = not options & WithMetaOption.SKIP_CONFLICT_RESOLUTION
     regenerate_cas = bool(options & WithMetaOption.REGENERATE_CAS)
-    if not regenerate_cas and not 0 < request.meta_cas < (1 << 64) - 1:
+    if not regenerate_cas and not 0 < request.meta_cas < LOCKED_CAS:
         raise Refused(Status.KEY_EEXISTS, "the CAS to store is not a CAS")
     if datatype & Datatype.XATTR:
         call.bucket.xattrs_seen = True
