@@ -35,6 +35,7 @@ __all__ = [
     "rollback_rows",
     "signed",
     "single_row",
+    "unsigned",
 ]
 
 ROLLBACK, FLUSH, SYSTEM = "rollback", "flush", "system"
@@ -97,3 +98,8 @@ def no_rows() -> pa.RecordBatch:
 def signed(number: int) -> int:
     """An unsigned 64-bit number as the signed one that Arrow and Spark have for it."""
     return number - _WIDTH if number >= _WIDTH >> 1 else number
+
+
+def unsigned(number: int) -> int:
+    """What `signed` made a signed number of."""
+    return number % _WIDTH

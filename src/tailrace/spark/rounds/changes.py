@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from ...columns.batch import SCHEMA
-from ...columns.row_kinds import CHANGE_OPS, ROLLBACK, SYSTEM, signed
+from ...columns.row_kinds import CHANGE_OPS, ROLLBACK, SYSTEM, signed, unsigned
 from ...history import FailoverLog
 from ...table.compaction import CompactionPolicy
 from ...table.contract import DataFile, NewFile, Table, TaskResult
@@ -72,7 +72,6 @@ _LARGE_BYTES = 32 << 20
 _TIER = "tier0"
 _LOGGED = pa.array([*CHANGE_OPS, SYSTEM])
 _SEQNO_BITS = (1 << 48) - 1
-_UUIDS = 1 << 64
 _LAST_VERSION = 1 << 63
 
 
@@ -118,9 +117,9 @@ def branch_point(log: Table, vbucket: int, producer: FailoverLog) -> int:
     known = producer.branches(position.seqno)
     return max(
         (
-            min(seqno, known[vb_uuid % _UUIDS].upper)
+            min(seqno, known[unsigned(vb_uuid)].upper)
             for vb_uuid, seqno in standing
-            if vb_uuid % _UUIDS in known
+            if unsigned(vb_uuid) in known
         ),
         default=0,
     )

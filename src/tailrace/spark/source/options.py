@@ -22,7 +22,6 @@ from .offsets import parse_offsets
 __all__ = ["OPTIONS", "Option", "Options", "parse_mirror_options", "parse_options", "partition_map"]
 
 _PLACES = {own: kafka for kafka, own in KAFKA_PLACES.items()}
-_OPS = ("mutation", "deletion", "expiration", "rollback", "flush", "system")
 
 
 def _text(text: str) -> str:
@@ -94,9 +93,11 @@ def _columns(text: str) -> tuple[str, ...]:
 
 
 def _ops(text: str) -> tuple[str, ...]:
+    from ...columns.row_kinds import ALL_OPS
+
     names = _names(text.lower())
-    if not set(names) <= set(_OPS):
-        raise ValueError(f"must be some of {', '.join(_OPS)}")
+    if not set(names) <= set(ALL_OPS):
+        raise ValueError(f"must be some of {', '.join(ALL_OPS)}")
     return names
 
 
