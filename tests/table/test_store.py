@@ -169,6 +169,14 @@ def test_places_that_are_none(uri: str, says: str) -> None:
     assert "hush" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["retry_timeout", "max_retries", "AWS_MAX_RETRIES"])
+@pytest.mark.parametrize("value", ["hush", "1_0", "-1", "", "9" * 20])
+def test_values_of_options_that_are_none(name: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"^the storage option {name} must be a ") as error:
+        TableStore("s3://bucket/table", {name: value})
+    assert "hush" not in str(error.value)
+
+
 def test_errors_are_one_line_without_secrets() -> None:
     options = {
         "aws_endpoint_url": "http://127.0.0.1:9",

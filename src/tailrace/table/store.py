@@ -16,19 +16,22 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, Protocol, TypeVar, cast
 
 import pyarrow as pa
 
-from ..errors import NotDurable
+from ..errors import NotDurable, UsageError
 from ..files import Buffer, DiskFiles, Files, put_file, replace_file, whole_file_in
 from ..paths import location
 from ..rng import unique_name
+from ..units import parse_duration_s, parse_integer
 from .contract import StorageError
 
 __all__ = ["StoredFile", "TableStore", "Writable", "without_secrets"]
 
+T = TypeVar("T")
 _SHARED = 0o666  # before the umask: a table is the user's, not ours alone
 
 _PART_BYTES = 8 << 20
@@ -531,9 +534,9 @@ def _object_store(uri: str, options: Mapping[str, str]) -> Any:
         if plain in _CLIENT_OPTIONS:
             client[plain] = _flag(value)
         elif plain == _MAX_RETRIES:
-            retry[plain] = int(value)
+            retry[plain] = _parsed(name, parse_integer, value, "a whole number")
         elif plain == _RETRY_TIMEOUT:
-            retry[plain] = _seconds(value)
+            retry[plain] = _parsed(name, _duration, value, "a duration such as 30s or 5m")
         else:
             config[name.lower()] = value
     for variable in ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP"):
@@ -553,12 +556,16 @@ def _flag(value: str) -> Any:
     )
 
 
-def _seconds(value: str) -> Any:
-    from datetime import timedelta
+def _parsed(name: str, parse: Callable[[str], T], value: str, form: str) -> T:
+    """The value of an option, which the error does not show: it may be a secret in the wrong place."""
+    try:
+        return parse(value)
+    except (UsageError, OverflowError):
+        raise UsageError(f"the storage option {name} must be {form}") from None
 
-    if not re.fullmatch(r"[0-9]{1,6}s?", value):
-        raise ValueError("retry_timeout is a number of seconds")
-    return timedelta(seconds=int(value.rstrip("s")))
+
+def _duration(value: str) -> timedelta:
+    return timedelta(seconds=parse_duration_s(value))
 
 
 def _normal_uri(given: str | os.PathLike[str]) -> str:
