@@ -52,6 +52,19 @@ def test_the_tree_is_complete() -> None:
         assert name in listed
 
 
+def raises_the_base(code: str) -> bool:
+    return any(
+        isinstance(node, ast.Raise) and ast.unparse(node).startswith("raise TailraceError(")
+        for node in ast.walk(parse(code))
+    )
+
+
+def test_only_commands_raise_the_base() -> None:
+    assert raises_the_base("if x:\n    raise TailraceError('no') from error")
+    raising = [path for path in SOURCE.rglob("*.py") if raises_the_base(path.read_text())]
+    assert {path.relative_to(SOURCE).parts[0] for path in raising} <= {"cli"}
+
+
 def test_the_drawing_is_the_tree() -> None:
     """Each name is below its base."""
     stack: list[str] = []

@@ -31,12 +31,18 @@
     │   ├── ForeignRows                 something other than a mirror changed its rows
     │   ├── BucketReplaced              its bucket was deleted and created again
     │   └── TokensNotHeld               it does not hold changes that somebody waits for
+    ├── ClusterError                    several nodes can't do together what was asked
+    ├── ManifestError                   the collections are not such that the change can be made
+    ├── FulltextError                   a full-text index can't be read or written
+    ├── SpoolError                      what a query has read and not used can't be kept
     ├── GroupFenced                     the other readers of a group have given up this one
     ├── ChangesTakenBack                the bucket took changes back, and the query is to fail then
     ├── DataLoss                        changes were purged before the query read them
     ├── SparkLost                       Spark's Java process is gone
     ├── InputError                      a file that a command reads is not what it should be; names the place
     └── UsageError                      an option, an offset or a setting is wrong
+
+The base itself is raised only by commands, whose errors nobody catches.
 
 Three more become answers on the wire and never leave a node: `StreamRefused`, a `RemoteProtocolError` of
 ``protocol/dcp/stream_request.py``; `SubdocError`, a `MalformedMessage` of ``server/subdoc.py``; and `Refused`
@@ -53,6 +59,7 @@ from typing import Self
 __all__ = [
     "BucketReplaced",
     "ChangesTakenBack",
+    "ClusterError",
     "ConnectError",
     "DataLoss",
     "DocumentRefused",
@@ -60,11 +67,13 @@ __all__ = [
     "ForeignRows",
     "FrameTooLarge",
     "FramingError",
+    "FulltextError",
     "GroupFenced",
     "InputError",
     "LocalProtocolError",
     "LoginError",
     "MalformedMessage",
+    "ManifestError",
     "MergeCancelled",
     "MergeProcessLost",
     "NoSuchBucket",
@@ -75,6 +84,7 @@ __all__ = [
     "RemoteProtocolError",
     "RollbackImpossible",
     "SparkLost",
+    "SpoolError",
     "StatusError",
     "StorageError",
     "StoreCorrupt",
@@ -314,6 +324,22 @@ class TokensNotHeld(TableError):
         if self.lost:
             return f"the table will never hold {shown}: the bucket has taken that back"
         return f"the table does not hold {shown} yet; is its mirror running?"
+
+
+class ClusterError(TailraceError):
+    """A cluster can't do what was asked: vbuckets would be lost, or nodes are down or busy."""
+
+
+class ManifestError(TailraceError):
+    """A collection is there already, or is not there to be changed or dropped."""
+
+
+class FulltextError(TailraceError):
+    """A full-text index can't be read or written."""
+
+
+class SpoolError(TailraceError):
+    """The spool of a query can't be made, written or read."""
 
 
 class GroupFenced(TailraceError):

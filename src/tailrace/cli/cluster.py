@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from ..errors import ConnectError, TailraceError, UsageError
+from ..errors import ClusterError, ConnectError, UsageError
 from ..files import open_log, remove_file
 from .common import DIRECTORY, DURATION, Integer, JsonLines, json_option, note
 from .common import command as make_command
@@ -110,7 +110,7 @@ def start(
         raise UsageError(f"--vbuckets {vbuckets} is not a power of two, write one from 1 to 1024")
     Settings.parse(assignments)
     if _runs(directory):
-        raise TailraceError(f"the cluster in {str(directory)!r} runs already; see 'tailrace cluster status'")
+        raise ClusterError(f"the cluster in {str(directory)!r} runs already; see 'tailrace cluster status'")
     remove_file(directory / DOOR_FILE)  # left by a coordinator that was killed
     coordinator = Coordinator(directory)
     if coordinator.load():

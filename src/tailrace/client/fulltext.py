@@ -21,7 +21,7 @@ from typing import Any, Unpack
 from .. import paths
 from ..clock import SystemClock
 from ..connstr import ConnectionString
-from ..errors import TailraceError, UsageError
+from ..errors import FulltextError, UsageError
 from ..files import make_folder
 from ..model import Position
 from ..units import MAX_VBUCKETS
@@ -102,7 +102,7 @@ class FullText:
             self._index = self._tantivy.Index.open(str(directory))
         except (ValueError, OSError) as error:
             reason = str(error).splitlines()[0]
-            raise TailraceError(f"the index {str(directory)!r} can't be read: {reason}") from None
+            raise FulltextError(f"the index {str(directory)!r} can't be read: {reason}") from None
 
     def _open_to_write(self) -> None:
         directory = self.directory
@@ -112,7 +112,7 @@ class FullText:
             self._writer = self._index.writer(_HEAP_BYTES, 1)
         except (ValueError, OSError) as error:
             reason = str(error).splitlines()[0]
-            raise TailraceError(
+            raise FulltextError(
                 f"can't write to the index {str(directory)!r}: {reason}; does another process keep it?"
             ) from None
 
@@ -169,7 +169,7 @@ class FullText:
         match event:
             case Rollback() | Flush():
                 if isinstance(event, Rollback) and event.seqno:
-                    raise TailraceError(f"the index can't go back to seqno {event.seqno}, only to 0")
+                    raise FulltextError(f"the index can't go back to seqno {event.seqno}, only to 0")
                 self._writer.delete_documents_by_term("vbucket", str(event.vbucket))
                 self._changes += 1
             case SystemEvent(event="collection_dropped"):
@@ -205,7 +205,7 @@ class FullText:
             yield
         except (ValueError, OSError) as error:
             reason = str(error).splitlines()[0]
-            raise TailraceError(f"can't write to the index {str(self.directory)!r}: {reason}") from error
+            raise FulltextError(f"can't write to the index {str(self.directory)!r}: {reason}") from error
 
     def close(self) -> None:
         """Release the directory; what was not committed is forgotten."""

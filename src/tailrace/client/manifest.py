@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..errors import TailraceError, UsageError
+from ..errors import ManifestError, UsageError
 
 __all__ = ["collection_ids", "with_changes"]
 
@@ -34,7 +34,7 @@ def with_changes(
     by the number of new ids, so that no id is used again (see `_free_id`).
 
     Collections that are created or modified get the properties (``maxTTL``, ``history``); None removes one.
-    `TailraceError` if a collection exists already, or does not exist to be dropped or modified; `UsageError`
+    `ManifestError` if a collection exists already, or does not exist to be dropped or modified; `UsageError`
     if a path is not one of a collection.
     """
     properties = properties or {}
@@ -46,7 +46,7 @@ def with_changes(
         holder = _by_name(scopes, scope or "_default")
         collection = _by_name(holder["collections"], name) if holder is not None and dot else None
         if holder is None or (dot and collection is None):
-            raise TailraceError(f"there is no {'collection' if dot else 'scope'} {path!r} to drop")
+            raise ManifestError(f"there is no {'collection' if dot else 'scope'} {path!r} to drop")
         if collection is not None:
             holder["collections"].remove(collection)
         else:
@@ -61,7 +61,7 @@ def with_changes(
             scopes.append(holder)
             new_ids += 1
         if _by_name(holder["collections"], name) is not None:
-            raise TailraceError(f"the collection {path!r} exists already")
+            raise ManifestError(f"the collection {path!r} exists already")
         collection = {"name": name, "uid": _free_id(manifest, made)}
         _set_properties(collection, properties)
         holder["collections"].append(collection)
@@ -71,7 +71,7 @@ def with_changes(
         holder = _by_name(scopes, scope or "_default")
         collection = _by_name(holder["collections"], name) if holder is not None and dot else None
         if collection is None:
-            raise TailraceError(f"there is no collection {path!r} to modify")
+            raise ManifestError(f"there is no collection {path!r} to modify")
         _set_properties(collection, properties)
     made["uid"] = f"{int(manifest['uid'], 16) + max(new_ids, 1):x}"
     return made

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..clock import SYSTEM, Clock
-from ..errors import TailraceError, UsageError
+from ..errors import ClusterError, TailraceError, UsageError
 from ..files import Files
 from ..server.settings import Settings
 from ..server.topology import NodeAddress, bucket_map
@@ -271,7 +271,7 @@ class Coordinator(ClusterState):
         chains = without(self.chains, name, best)
         lost = [number for number, chain in enumerate(chains) if not chain and self.chains[number]]
         if lost and not force:
-            raise TailraceError(
+            raise ClusterError(
                 f"{len(lost)} vbuckets have no other copy and would be lost with {name}; "
                 "bring it back with 'tailrace cluster add', or use --force"
             )
@@ -283,7 +283,7 @@ class Coordinator(ClusterState):
             for number, (chain, new) in enumerate(zip(self.chains, chains, strict=True))
         )
         if unsure and not force:
-            raise TailraceError(
+            raise ClusterError(
                 f"{unsure} vbuckets of {name} have copies on other nodes that are down, which alone may have "
                 "writes that were answered as durable; bring them back with 'tailrace cluster add', or use "
                 "--force"
@@ -329,10 +329,10 @@ class Coordinator(ClusterState):
             raise UsageError("a rebalance is under way")
         down = [name for name in self._in if not self.members[name].is_running and name != leaving]
         if down:
-            raise TailraceError(f"node {down[0]} is down: fail it over, or bring it back, before a rebalance")
+            raise ClusterError(f"node {down[0]} is down: fail it over, or bring it back, before a rebalance")
         nodes = [name for name in self.members if self.members[name].is_running and name != leaving]
         if not nodes:
-            raise TailraceError("no node would be left")
+            raise ClusterError("no node would be left")
         if any(not chain for chain in self.chains):
             yield "vbuckets that were lost begin empty"
         self.out -= set(nodes)
@@ -416,7 +416,7 @@ class Coordinator(ClusterState):
         while left:
             attempts += 1
             if attempts > _MAX_ATTEMPTS:
-                raise TailraceError(f"{len(left)} takeovers failed {_MAX_ATTEMPTS} times")
+                raise ClusterError(f"{len(left)} takeovers failed {_MAX_ATTEMPTS} times")
             self._check_alive(left.values())
             self._moving = dict(left)
             try:
@@ -468,10 +468,10 @@ class Coordinator(ClusterState):
     def _check_alive(self, chains: Iterable[Chain]) -> None:
         """End the rebalance if a node is down or was failed over: the plan does not work without it."""
         if self._failovers != self._failovers_before:
-            raise TailraceError("a node was failed over, the rebalance ends here")
+            raise ClusterError("a node was failed over, the rebalance ends here")
         for name in dict.fromkeys(name for chain in chains for name in chain):
             if not self.members[name].is_running:
-                raise TailraceError(f"node {name} is down, the rebalance ends here")
+                raise ClusterError(f"node {name} is down, the rebalance ends here")
 
     # figures
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 from ..client.kv_connection import KvConnection
 from ..clock import SYSTEM
 from ..connstr import Address
-from ..errors import ConnectError, StatusError, TailraceError
+from ..errors import ClusterError, ConnectError, StatusError, TailraceError
 from ..files import make_folder, open_log, remove_file
 from ..protocol.handshake import KV_FEATURES, Introduction
 from ..protocol.script import Script, ask
@@ -78,7 +78,7 @@ class Member(Steering):
         while not ready.exists():
             if not self.is_running or SYSTEM.monotonic() > deadline:
                 self.kill()
-                raise TailraceError(
+                raise ClusterError(
                     f"node {self.name} did not start; its log is {str(self.directory / 'log')!r}"
                 )
             sleep(0.02)

@@ -22,7 +22,7 @@ from typing import Any
 
 from .. import rng as rng_
 from ..clock import SYSTEM, Clock
-from ..errors import ConnectError, TailraceError, UsageError
+from ..errors import ClusterError, ConnectError, TailraceError, UsageError
 from ..files import atomic_write, remove_file
 from .coordinator import Coordinator
 
@@ -218,13 +218,13 @@ def call(directory: Path, command: str, *, wait_s: float = 3600.0, **arguments: 
     answer = json.loads(data)
     if answer["ok"]:
         return answer["result"]
-    raise (UsageError if answer.get("usage") else TailraceError)(answer["error"])
+    raise (UsageError if answer.get("usage") else ClusterError)(answer["error"])
 
 
 def wait_until_ready(directory: Path, process_ended: Any, wait_s: float) -> None:
-    """Wait until the coordinator takes commands; `TailraceError` if it ends before that."""
+    """Wait until the coordinator takes commands; `ClusterError` if it ends before that."""
     deadline = SYSTEM.monotonic() + wait_s
     while not (directory / DOOR_FILE).exists():
         if process_ended() or SYSTEM.monotonic() > deadline:
-            raise TailraceError(f"the cluster did not start; see {str(directory / 'log')!r}")
+            raise ClusterError(f"the cluster did not start; see {str(directory / 'log')!r}")
         sleep(0.05)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ..errors import TailraceError, UsageError
+from ..errors import ClusterError, UsageError
 from ..files import DiskFiles, Files
 from ..rng import unique_name
 from .layout import Chain, balanced
@@ -72,7 +72,7 @@ class ClusterState:
             # A takeover that was under way is undone when the nodes are made to match the chains, which still
             # name the old node.
         except (ValueError, KeyError, TypeError) as error:
-            raise TailraceError(f"{str(self.directory / STATE_FILE)!r} is damaged: {error}") from None
+            raise ClusterError(f"{str(self.directory / STATE_FILE)!r} is damaged: {error}") from None
         finally:
             file.close()
         return True

@@ -34,7 +34,7 @@ from ..client.kv_connection import KvConnection
 from ..client.tls import TlsOptions
 from ..clock import SYSTEM, Clock
 from ..connstr import Address, ConnectionString
-from ..errors import ConnectError, RemoteProtocolError, TailraceError, UsageError
+from ..errors import ClusterError, ConnectError, RemoteProtocolError, UsageError
 from ..protocol.handshake import KV_FEATURES, REPLICA_FEATURES, Credentials, Introduction
 from ..protocol.script import Script, ask
 from ..server.topology import OWN_EPOCH, NodeAddress, announces_history, bucket_map
@@ -174,7 +174,7 @@ def take_over(
 ) -> Moved:
     """Move vbuckets from the node ``source`` to the node ``target``, each the first of its connection string.
 
-    Those that are at the target already stay there. `TailraceError` if some could not be moved. If the source
+    Those that are at the target already stay there. `ClusterError` if some could not be moved. If the source
     is reached by TLS, the target uses TLS too, and trusts what ``tls`` names, or its system's authorities.
     """
     if dialect not in DIALECTS:
@@ -214,7 +214,7 @@ class _Takeover:
             left = self._move(moving)
         rev = self._tell_map()
         if left:
-            raise TailraceError(f"{len(left)} of {len(moving)} vbuckets could not be moved and stay")
+            raise ClusterError(f"{len(left)} of {len(moving)} vbuckets could not be moved and stay")
         return Moved(moving, rev)
 
     # before
@@ -295,7 +295,7 @@ class _Takeover:
         deadline = self._clock.monotonic() + PATIENCE_S
         while goes_on():
             if self._clock.monotonic() > deadline:
-                raise TailraceError(f"{what}, which has to end first; then run the same again")
+                raise ClusterError(f"{what}, which has to end first; then run the same again")
             sleep(_LOOK_S)
 
     # the takeover

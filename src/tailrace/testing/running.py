@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 from ..clock import SYSTEM, Clock
-from ..errors import StoreError, TailraceError, UsageError
+from ..errors import StoreError, UsageError
 from ..files import DiskFiles, Files, MemoryFiles
 from ..protocol.sasl import Users
 from ..server.aio import Server, ServerConnection, listen, new_loop
@@ -208,7 +208,7 @@ class RunningNode:
 
     def _running(self) -> tuple[_Server, asyncio.AbstractEventLoop]:
         if self._server is None or self._loop is None:
-            raise TailraceError("the node does not run")
+            raise UsageError("the node does not run")
         return self._server, self._loop
 
     # documents
@@ -449,7 +449,7 @@ def _vbucket(bucket: ServedBucket, at: int) -> VBucket:
     vbuckets = bucket.store.vbuckets
     vbucket = vbuckets[at] if 0 <= at < len(vbuckets) else None
     if vbucket is None:
-        raise TailraceError(f"the node has no vbucket {at}, only 0 to {len(vbuckets) - 1}")
+        raise UsageError(f"the node has no vbucket {at}, only 0 to {len(vbuckets) - 1}")
     return vbucket
 
 

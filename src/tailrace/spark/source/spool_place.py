@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 import pyarrow as pa
 
 from ...clock import SYSTEM, Clock
-from ...errors import StorageError, TailraceError
+from ...errors import SpoolError, StorageError
 from ...files import scratch_folder, write_scratch
 from ...paths import location
 from ...rng import unique_name
@@ -74,7 +74,7 @@ class FolderPlace:
         try:
             return str(path), write_scratch(path, partial(_write_batches, batches))
         except OSError as error:
-            raise TailraceError(
+            raise SpoolError(
                 f"the spool in {str(self._folder)!r} can't be written: {error.strerror or error}; make room, "
                 "or set spoolDir to another folder"
             ) from None
@@ -140,7 +140,7 @@ def open_place(where: str | None, options: Mapping[str, str]) -> SpoolPlace:
     try:
         scratch = Scratch(folder, _KIND)
     except OSError as error:
-        raise TailraceError(
+        raise SpoolError(
             f"the spool in {str(folder or scratch_folder())!r} can't be made: {error.strerror or error}; "
             "set spoolDir to a folder that can be written"
         ) from None
@@ -153,7 +153,7 @@ def spooled_rows(store: TableStore | None, name: str) -> Iterator[pa.RecordBatch
         source = pa.memory_map(name) if store is None else store.open(name)
     except FileNotFoundError:
         place = name if store is None else f"{store.uri}/{name}"
-        raise TailraceError(
+        raise SpoolError(
             f"the file {place} of the spool is gone, or this executor does not see its folder: set "
             "spoolDir to one that all executors share and nobody cleans, and start again"
         ) from None
