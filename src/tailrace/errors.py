@@ -13,7 +13,7 @@
     │   │   └── NoSuchBucket            ... or has no such bucket, or none for this user
     │   ├── NotPersistedYet             ... or has changes that not every copy has on disk yet
     │   └── OutOfReach                  ... or did not answer in the time that we may wait
-    ├── StoreError                      the data directory can't do what was asked
+    ├── StoreError                      what a node, a reader or a group keeps can't be read or written
     │   ├── StoreLocked                 another process has it open
     │   ├── StoreCorrupt                a checksum or a size is wrong; names the file
     │   ├── StoreTooNew                 written by a newer Tailrace; left untouched
@@ -194,7 +194,7 @@ class OutOfReach(ConnectError):
 
 
 class StoreError(TailraceError):
-    """The data directory can't do what was asked."""
+    """What a node, a reader or a group keeps can't be read or written, or can't do what was asked."""
 
 
 class StoreLocked(StoreError):
