@@ -58,6 +58,7 @@ from ...wire.header import MAX_NAME_BYTES, Frame
 from ...wire.message import Message, Response
 from ..flow_control import ReceiveWindow
 from ..liveness import Silence, silence_limit_s
+from ..rewriting import Rewriting
 from ..states import (
     CONNECTION_TRANSITIONS,
     ConnectionInput,
@@ -102,7 +103,6 @@ class DcpReplica:
     def __init__(self, host: Host, wake: Callable[[], None], now: float, *, dialled: bool = False) -> None:
         """``dialled``: the producer has been opened already, and no Open will come."""
         self.close_requested: str | None = None
-        self.is_busy = False
         self.on_end: Callable[[int, str], None] = lambda vbucket, why: None
         """Called with a vbucket whose stream was open and is over, and why."""
         self._host = host
@@ -116,6 +116,7 @@ class DcpReplica:
         self._streams = ReplicaStreams()
         self._window = ReceiveWindow(host.settings.replication_buffer, now)
         self._silence = Silence(now)
+        self._rewriting = Rewriting(host, wake)
         self._figures = {"received_bytes": 0, "received_changes": 0, "rollbacks": 0}
         if dialled:
             self._begin()
@@ -125,6 +126,10 @@ class DcpReplica:
     @property
     def is_open(self) -> bool:
         return self._machine.state is not ConnectionState.NEW
+
+    @property
+    def is_busy(self) -> bool:
+        return self._rewriting.is_running
 
     @property
     def _is_closed(self) -> bool:
@@ -182,6 +187,7 @@ class DcpReplica:
 
     def close(self, reason: str) -> None:
         self._machine.feed(ConnectionInput.CLOSED)
+        self._rewriting.cancel()
         for number in list(self._streams.by_vbucket):
             self._forget(number, reason)
         self._out.clear()
@@ -324,7 +330,9 @@ class DcpReplica:
             return
         stream.machine.feed(ReplicaStreamInput.ROLLBACK_BEGAN)
         self._figures["rollbacks"] += 1
-        self._rewrite(partial(roll_back, vbucket.id, step.undo_to), partial(self._rolled_back, stream))
+        self._rewriting.begin(
+            partial(roll_back, vbucket.id, step.undo_to), partial(self._rolled_back, stream)
+        )
 
     def _rolled_back(self, stream: ReplicaStream, failed: str | None) -> None:
         if not self._streams.has(stream):
@@ -464,7 +472,7 @@ class DcpReplica:
         def done(failed: str | None) -> None:
             self._answer(frame, Status.SUCCESS if failed is None else Status.ETMPFAIL)
 
-        self._rewrite(partial(_take_over, frame.vbucket, message.state), done)
+        self._rewriting.begin(partial(_take_over, frame.vbucket, message.state), done)
 
     def _receive_end(self, frame: Frame, message: Message) -> None:
         assert isinstance(message, DcpStreamEnd)
@@ -478,24 +486,6 @@ class DcpReplica:
             known = message.status in StreamEndStatus.__members__.values()
             why = StreamEndStatus(message.status).name.lower() if known else str(message.status)
             self._forget(frame.vbucket, why)
-
-    def _rewrite(self, act: Callable[[Bucket], list[int]], done: Callable[[str | None], None]) -> None:
-        """Change vbuckets; nothing else is taken until that is on disk.
-
-        A change that has to wait is dropped if the connection goes: somebody else may have decided by then.
-        """
-        self.is_busy = True
-
-        def unless_closed(bucket: Bucket) -> list[int]:
-            return [] if self._is_closed else act(bucket)
-
-        def rewritten(failed: str | None) -> None:
-            self.is_busy = False
-            if not self._is_closed:
-                done(failed)
-                self._wake()
-
-        self._host.rewrite(unless_closed, rewritten)
 
     # Answers that come.
 

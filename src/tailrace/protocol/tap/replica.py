@@ -37,6 +37,7 @@ from ...wire.tap import (
     TapVBucketSet,
 )
 from ..handler import HandlerSummary, Host
+from ..rewriting import Rewriting
 
 if TYPE_CHECKING:
     from ...store.base import Bucket, VBucket
@@ -69,15 +70,17 @@ class TapReplica:
 
     def __init__(self, host: Host, wake: Callable[[], None], now: float) -> None:
         self.close_requested: str | None = None
-        self.is_busy = False
         self._host = host
-        self._wake = wake
+        self._rewriting = Rewriting(host, wake)
         self._answers: deque[bytes] = deque()
         self._backfilling: set[int] = set()
-        self._is_closed = False
         self._figures = dict.fromkeys((*_FIGURES.values(), "num_outdated", "num_errors"), 0)
 
     # The handler's interface.
+
+    @property
+    def is_busy(self) -> bool:
+        return self._rewriting.is_running
 
     def receive_frame(self, frame: Frame, now: float) -> None:
         if self.close_requested is not None:
@@ -113,7 +116,7 @@ class TapReplica:
         return HandlerSummary("replica", len(self._backfilling))
 
     def close(self, reason: str) -> None:
-        self._is_closed = True
+        self._rewriting.cancel()
         self._answers.clear()
 
     # Messages.
@@ -228,24 +231,15 @@ class TapReplica:
     # What takes time.
 
     def _rewrite(self, frame: Frame, act: Callable[[Bucket], list[int]]) -> None:
-        """Change vbuckets; nothing else is taken until that is on disk, and then it is answered.
-
-        A change that has to wait is dropped if the connection goes: somebody else may have decided by then.
-        """
-        self.is_busy = True
-
-        def unless_closed(bucket: Bucket) -> list[int]:
-            return [] if self._is_closed else act(bucket)
+        """Change vbuckets; when that is on disk, it is answered."""
 
         def done(failed: str | None) -> None:
-            self.is_busy = False
             if failed is None:
                 self._succeeded(frame)
             else:
                 self._failed(frame, DocumentRefused(Status.ETMPFAIL, failed))
-            self._wake()
 
-        self._host.rewrite(unless_closed, done)
+        self._rewriting.begin(act, done)
 
     def _flush(self, ttl: int, bucket: Bucket) -> list[int]:
         bucket.flush_all(everything=True)

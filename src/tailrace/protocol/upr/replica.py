@@ -47,7 +47,6 @@ class UprReplica(DcpReplica):
     def __init__(self, host: Host, wake: Callable[[], None], now: float) -> None:
         self._made = bytearray()
         self._framer = Framer(MAX_FRAME + _GROWTH)
-        self._is_rewriting = False
         self._held_up_at: float | None = None
         group = f"tailrace-replication:{host.own_name}"
         self._upr = self.TRANSLATION(
@@ -67,11 +66,7 @@ class UprReplica(DcpReplica):
 
     @property
     def is_busy(self) -> bool:
-        return self._is_rewriting or self._held_up_at is not None
-
-    @is_busy.setter
-    def is_busy(self, busy: bool) -> None:
-        self._is_rewriting = busy
+        return super().is_busy or self._held_up_at is not None
 
     # what comes
 
@@ -112,7 +107,7 @@ class UprReplica(DcpReplica):
         stream.machine.feed(ReplicaStreamInput.ROLLBACK_BEGAN)
         stream.marker_end = 0
         stream.sent = Position.BEGINNING
-        self._rewrite(partial(roll_back, stream.vbucket.id, 0), partial(self._flushed, stream))
+        self._rewriting.begin(partial(roll_back, stream.vbucket.id, 0), partial(self._flushed, stream))
 
     def _flushed(self, stream: ReplicaStream, failed: str | None) -> None:
         if failed is not None:
