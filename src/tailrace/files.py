@@ -34,6 +34,7 @@ __all__ = [
     "Files",
     "MemoryFile",
     "MemoryFiles",
+    "WriteOnly",
     "atomic_write",
     "make_folder",
     "open_log",
@@ -274,10 +275,31 @@ def whole_file_in(files: Files, path: str, *, keep: bool = False) -> Iterator[Fi
                 files.unlink(beside)
 
 
-class FileWriter:
-    """A `File` with the interface that Python's and Arrow's writers need."""
+class WriteOnly:
+    """What Python's and Arrow's writers want to know of a file that is only written, from its start to its
+    end, and that the end of a block closes.
+    """
 
     closed = False
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def flush(self) -> None:
+        """Nothing is buffered here."""
+
+    def close(self) -> None:
+        """The file is closed at the end of its block."""
+
+
+class FileWriter(WriteOnly):
+    """A `File` with the interface that Python's and Arrow's writers need."""
 
     def __init__(self, file: File, target: Path) -> None:
         self._file = file
@@ -305,21 +327,6 @@ class FileWriter:
     def tell(self) -> int:
         """How much has been written."""
         return self._file.size
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def flush(self) -> None:
-        """Nothing is buffered here."""
-
-    def close(self) -> None:
-        """The file is closed at the end of its block."""
 
 
 def write_scratch(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> int:

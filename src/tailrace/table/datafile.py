@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from .. import rng as dice
 from ..clock import SYSTEM, Clock
-from ..files import Buffer
+from ..files import Buffer, WriteOnly
 from .contract import DataFile
 from .hashing import Hashes
 from .nested import leaf_columns, leaf_paths
@@ -220,13 +220,11 @@ class DataFileWriter:
                 raise
 
 
-class _GatheredWrites:
+class _GatheredWrites(WriteOnly):
     """Passes writes on a mebibyte or so at a time.
 
     Arrow writes every page and its header separately: thousands of calls for a file of many columns.
     """
-
-    closed = False
 
     def __init__(self, out: Writable) -> None:
         self._out = out
@@ -249,18 +247,6 @@ class _GatheredWrites:
 
     def tell(self) -> int:
         return self._out.tell() + self._waiting
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        """The file is closed at the end of its block."""
 
 
 class _Abandoned(Exception):

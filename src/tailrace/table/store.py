@@ -23,7 +23,7 @@ from typing import IO, Any, Protocol, TypeVar, cast
 import pyarrow as pa
 
 from ..errors import NotDurable, UsageError
-from ..files import Buffer, DiskFiles, Files, put_file, replace_file, whole_file_in
+from ..files import Buffer, DiskFiles, Files, WriteOnly, put_file, replace_file, whole_file_in
 from ..paths import location
 from ..rng import unique_name
 from ..units import parse_duration_s, parse_integer
@@ -464,8 +464,8 @@ class ObjectReader(io.RawIOBase):
         return len(data)
 
 
-class ObjectWriter:
-    """An upload, part by part."""
+class ObjectWriter(WriteOnly):
+    """An upload, part by part; its data is in the store only at the end of the block."""
 
     def __init__(
         self,
@@ -475,7 +475,6 @@ class ObjectWriter:
         self._writer = writer
         self._one_line = one_line
         self._written = 0
-        self.closed = False
 
     def write(self, data: Buffer) -> int:
         size = memoryview(data).nbytes
@@ -486,21 +485,6 @@ class ObjectWriter:
 
     def tell(self) -> int:
         return self._written
-
-    def flush(self) -> None:
-        """Nothing to do: data is in the store only at the end of the block."""
-
-    def close(self) -> None:
-        """The upload ends with its block."""
-
-    def readable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
 
     def finish(self) -> None:
         with self._one_line():
