@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DocumentRefused, MalformedMessage, StoreTooNew
+from ..files import Buffer
 from ..frames import CHUNK_BYTES, OPCODE_AT, Bytes, Offsets, Trait, field_everywhere
 from ..model import MAX_U64
 from ..wire import dcp
@@ -69,11 +70,15 @@ __all__ = [
     "expiry_of",
     "frame_key",
     "index_key",
+    "is_sound_inside",
+    "is_sound_to_end",
     "rev_of",
     "revs_at",
     "seqno_of",
     "vbucket_of",
     "vbuckets_at",
+    "with_crc_at_end",
+    "with_crc_inside",
 ]
 
 FORMAT_VERSION = 4
@@ -429,6 +434,30 @@ def counted(text: bytes, delta: int) -> int:
 # Each frame that is not sealed yet has a note: the seqno that it supersedes, and its traits.
 NOTE_SHIFT = 8
 NOTE_TRAITS = 0xFF
+
+# The headers of logs, batches and blocks, the footers of segments and the marks have a CRC-32 of their own:
+# after the magic where a body with a checksum follows, and at the end elsewhere.
+
+
+def with_crc_inside(head: bytes, salt: int = 0) -> bytes:
+    """The header of a batch or block, with the checksum of what comes behind it."""
+    return head[:4] + zlib.crc32(head[8:], salt).to_bytes(4, "little") + head[8:]
+
+
+def is_sound_inside(head: Buffer, salt: int = 0) -> bool:
+    """Whether the checksum behind the magic is right."""
+    return zlib.crc32(head[8:], salt) == int.from_bytes(head[4:8], "little")
+
+
+def with_crc_at_end(head: bytes) -> bytes:
+    """A log's header, a footer or a mark, with the checksum of what comes before it."""
+    return head[:-4] + zlib.crc32(head[:-4]).to_bytes(4, "little")
+
+
+def is_sound_to_end(head: bytes) -> bool:
+    """Whether the checksum at the end is right."""
+    return zlib.crc32(head[:-4]) == int.from_bytes(head[-4:], "little")
+
 
 # The log. Its header: magic, version, number, number and valid bytes of the log before, number of the first
 # batch, salt, checksum. A batch: magic, checksum of this header, number, highest CAS that may have been given

@@ -23,7 +23,19 @@ from ..files import Buffer, File, Files
 from ..frames import seqnos_at
 from ..large_bytes import LARGE_BYTES
 from .accepted_losses import lost
-from .format import BATCH, BATCH_MAGIC, FORMAT_VERSION, LOG, LOG_MAGIC, check_version, vbuckets_at
+from .format import (
+    BATCH,
+    BATCH_MAGIC,
+    FORMAT_VERSION,
+    LOG,
+    LOG_MAGIC,
+    check_version,
+    is_sound_inside,
+    is_sound_to_end,
+    vbuckets_at,
+    with_crc_at_end,
+    with_crc_inside,
+)
 
 __all__ = [
     "Batch",
@@ -98,7 +110,7 @@ class Batch:
         head = BATCH.pack(
             BATCH_MAGIC, 0, number, self.cas_ceiling, len(self.frames), len(meta), size, body_crc
         )
-        head = head[:4] + zlib.crc32(head[8:], salt).to_bytes(4, "little") + head[8:]
+        head = with_crc_inside(head, salt)
         if len(edges) <= 2:
             yield [head, columns, joined, meta]
             return
@@ -146,9 +158,9 @@ class LogWriter:
         self.number = header.number
         self.next_batch = header.first_batch
         self._salt = header.salt
-        head = LOG.pack(LOG_MAGIC, FORMAT_VERSION, *header, 0)[:-4]
+        head = LOG.pack(LOG_MAGIC, FORMAT_VERSION, *header, 0)
         self._file = files.create(f"{directory}/{log_name(header.number)}")
-        self._file.append([head, zlib.crc32(head).to_bytes(4, "little")])
+        self._file.append([with_crc_at_end(head)])
         self._file.sync()
         files.sync_directory(directory)
         self.valid_bytes = self._file.size
@@ -172,8 +184,8 @@ def log_header(file: File) -> LogHeader | None:
     if file.size < LOG.size:
         return None
     head = file.read(LOG.size, 0)
-    magic, version, *fields, crc = LOG.unpack(head)
-    if magic != LOG_MAGIC or zlib.crc32(head[:-4]) != crc:
+    magic, version, *fields, _ = LOG.unpack(head)
+    if magic != LOG_MAGIC or not is_sound_to_end(head):
         return None
     check_version(file.path, version)
     return LogHeader(*fields)
@@ -203,8 +215,8 @@ def _batch_end(data: bytes, at: int, salt: int, lowest: int, highest: int) -> in
     """
     if at + BATCH.size > len(data):
         return None
-    magic, crc, number, _, frames, meta_bytes, frame_bytes, _ = BATCH.unpack_from(data, at)
-    if magic != BATCH_MAGIC or zlib.crc32(data[at + 8 : at + BATCH.size], salt) != crc:
+    magic, _, number, _, frames, meta_bytes, frame_bytes, _ = BATCH.unpack_from(data, at)
+    if magic != BATCH_MAGIC or not is_sound_inside(data[at : at + BATCH.size], salt):
         return None
     if not lowest <= number <= highest:
         return None

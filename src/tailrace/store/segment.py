@@ -36,6 +36,8 @@ from .format import (
     SEGMENT_MAGIC,
     check_version,
     checksum,
+    is_sound_inside,
+    is_sound_to_end,
     padded,
 )
 
@@ -152,8 +154,8 @@ class Segment:
         if size < SEGMENT.size + FOOTER.size:
             raise lost(f"{path} is damaged (it is too short)")
         foot = self.file.read(FOOTER.size, size - FOOTER.size)
-        offset, count, self.frames, self.pairs, table_crc, magic, version, crc = FOOTER.unpack(foot)
-        if magic != SEGMENT_MAGIC or zlib.crc32(foot[:-4]) != crc:
+        offset, count, self.frames, self.pairs, table_crc, magic, version, _ = FOOTER.unpack(foot)
+        if magic != SEGMENT_MAGIC or not is_sound_to_end(foot):
             raise lost(f"{path} is damaged (its footer)")
         check_version(path, version)
         self.version = version
@@ -448,7 +450,7 @@ class SegmentPiece:
         """A block's header, and the size of the whole."""
         head = BlockHead._make(BLOCK.unpack(raw))
         size = BLOCK.size + padded(head.frames * COLUMN_BYTES) + padded(head.frame_bytes)
-        if head.magic != BLOCK_MAGIC or head.crc != zlib.crc32(raw[8:]) or offset + size > end:
+        if head.magic != BLOCK_MAGIC or not is_sound_inside(raw) or offset + size > end:
             raise self.segment.corrupt(f"no block of vbucket {self.vbucket} at {offset}")
         return head, size
 

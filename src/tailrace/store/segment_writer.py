@@ -31,6 +31,8 @@ from .format import (
     SEGMENT_MAGIC,
     checksum,
     expiries_at,
+    with_crc_at_end,
+    with_crc_inside,
 )
 from .segment import Frames, Seqnos
 
@@ -172,8 +174,7 @@ class SegmentWriter:
                 last,
                 *sums,
             )
-            crc = zlib.crc32(head[8:]).to_bytes(4, "little")
-            yield traits, min_expiry, count, first, last, head[:4] + crc + head[8:] + columns, data.data
+            yield traits, min_expiry, count, first, last, with_crc_inside(head) + columns, data.data
 
     def _entry(self, vbucket: int) -> _Entry:
         if not self._directory or self._directory[-1].vbucket != vbucket:
@@ -225,8 +226,8 @@ class SegmentWriter:
             SEGMENT_MAGIC,
             FORMAT_VERSION,
             0,
-        )[:-4]
-        self._put(foot, zlib.crc32(foot).to_bytes(4, "little"))
+        )
+        self._put(with_crc_at_end(foot))
         self._write()
         self._file.sync()
 

@@ -10,16 +10,14 @@ synced.
 from __future__ import annotations
 
 import contextlib
-import zlib
 from typing import NamedTuple
 
 from ..files import File, Files
-from .format import MARK, MARK_MAGIC
+from .format import MARK, MARK_MAGIC, is_sound_to_end, with_crc_at_end
 
 __all__ = ["SYNCED", "Mark", "SyncedFile"]
 
 SYNCED = "SYNCED"
-_BODY = MARK.size - 4
 
 
 class Mark(NamedTuple):
@@ -94,14 +92,13 @@ class SyncedFile:
 
 
 def _encode(mark: Mark) -> bytes:
-    data = MARK.pack(MARK_MAGIC, *mark, 0)[:_BODY]
-    return data + zlib.crc32(data).to_bytes(4, "little")
+    return with_crc_at_end(MARK.pack(MARK_MAGIC, *mark, 0))
 
 
 def _decode(data: bytes) -> Mark | None:
     if len(data) != MARK.size:
         return None
-    magic, log, valid_bytes, next_batch, crc = MARK.unpack(data)
-    if magic != MARK_MAGIC or zlib.crc32(data[:_BODY]) != crc:
+    magic, log, valid_bytes, next_batch, _ = MARK.unpack(data)
+    if magic != MARK_MAGIC or not is_sound_to_end(data):
         return None
     return Mark(log, valid_bytes, next_batch)
