@@ -101,6 +101,11 @@ __all__ = [
 ]
 
 
+def reason_of(error: BaseException) -> str:
+    """What an exception of the system says, for a text of ours: never empty, and without its number."""
+    return str(getattr(error, "strerror", None) or error) or type(error).__name__
+
+
 class TailraceError(Exception):
     """The base of all errors that Tailrace raises on purpose."""
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote_to_bytes
 
-from .errors import UsageError
+from .errors import UsageError, reason_of
 
 __all__ = ["OBJECT_STORES", "Location", "directory", "file", "location"]
 
@@ -173,4 +173,4 @@ def _mode(path: Path, what: str) -> int | None:
     except NotADirectoryError:
         raise UsageError(f"{what} {str(path)!r} lies below something that is not a directory") from None
     except OSError as error:
-        raise UsageError(f"{what} {str(path)!r} can't be used: {error.strerror}") from None
+        raise UsageError(f"{what} {str(path)!r} can't be used: {reason_of(error)}") from None

@@ -18,7 +18,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ..errors import UsageError
+from ..errors import UsageError, reason_of
 
 __all__ = ["ENVIRONMENT_PREFIX", "configure", "effective", "name_variables", "shown"]
 
@@ -37,7 +37,7 @@ def read(path: Path) -> Section:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"the configuration {str(path)!r} can't be read: {error.strerror}") from None
+        raise UsageError(f"the configuration {str(path)!r} can't be read: {reason_of(error)}") from None
     if len(data) > MAX_BYTES:
         raise UsageError(f"the configuration {str(path)!r} is larger than {MAX_BYTES >> 20} MiB")
     try:

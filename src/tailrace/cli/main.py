@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import click
 
 from .. import __version__
-from ..errors import ConnectError, StatusError, TailraceError, UsageError
+from ..errors import ConnectError, StatusError, TailraceError, UsageError, reason_of
 from . import configuration
 from .common import EXISTING_FILE, Group, ProgramRun
 from .start import interrupted_code
@@ -263,11 +263,11 @@ def _explain(error: Exception) -> tuple[int, str]:
         case TailraceError():
             return ANSWER_IS_NO, str(error)
         case ConnectionError() | EOFError():
-            return NO_PEER, f"the connection was lost ({_reason(error)}), try again when the peer is back"
+            return NO_PEER, f"the connection was lost ({reason_of(error)}), try again when the peer is back"
         case OSError() if error.filename is not None:
-            return ANSWER_IS_NO, f"can't use {os.fsdecode(error.filename)!r}: {_reason(error)}"
+            return ANSWER_IS_NO, f"can't use {os.fsdecode(error.filename)!r}: {reason_of(error)}"
         case OSError():
-            return ANSWER_IS_NO, _reason(error)
+            return ANSWER_IS_NO, reason_of(error)
         case ModuleNotFoundError(name=name) if name in _EXTRAS:
             return WRONG_USAGE, f"{name} is not installed; run: pip install 'tailrace[{_EXTRAS[name]}]'"
         case UnicodeEncodeError() if any("\ud800" <= c <= "\udfff" for c in error.object):
@@ -311,10 +311,6 @@ def _lowered(text: str) -> str:
     return ", ".join(
         sentence[:1].lower() + sentence[1:] if sentence[1:2].islower() else sentence for sentence in sentences
     )
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 # signals and pipes

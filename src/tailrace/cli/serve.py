@@ -21,7 +21,7 @@ import click
 
 from .. import paths
 from ..connstr import Address
-from ..errors import StoreError, UsageError
+from ..errors import StoreError, UsageError, reason_of
 from ..units import format_size
 from .common import DIRECTORY, EXISTING_FILE, FILE, SIZE, Integer, cant_listen
 from .common import command as make_command
@@ -270,7 +270,7 @@ def is_loopback(host: str, option: str = "--host") -> bool:
     try:
         resolved = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise UsageError(f"{option} {host!r} is not an address of this machine: {error.strerror}") from None
+        raise UsageError(f"{option} {host!r} is not an address of this machine: {reason_of(error)}") from None
     return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in resolved)
 
 
@@ -542,7 +542,7 @@ def _tell(options: _Options, server: Server, web_port: int | None) -> None:
             atomic_write(options.ready_file, json.dumps(content).encode() + b"\n")
         except OSError as error:
             raise StoreError(
-                f"the ready file {str(options.ready_file)!r} can't be written ({error.strerror}), "
+                f"the ready file {str(options.ready_file)!r} can't be written ({reason_of(error)}), "
                 "choose another --ready-file"
             ) from None
     at = Address(options.host, address.port)

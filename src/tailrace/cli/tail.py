@@ -13,7 +13,7 @@ import click
 
 from .. import paths
 from ..connstr import ConnectionString
-from ..errors import UsageError
+from ..errors import UsageError, reason_of
 from ..units import parse_vbuckets
 from .client import (
     dialect_option,
@@ -153,7 +153,9 @@ class _Positions:
             try:
                 self._given = parse_state(paths.file(start, "the file of --from").read_bytes())[-1]
             except OSError as error:
-                raise UsageError(f"--from is beginning, now or a file; {start!r}: {error.strerror}") from None
+                raise UsageError(
+                    f"--from is beginning, now or a file; {start!r}: {reason_of(error)}"
+                ) from None
             except UsageError as error:
                 raise UsageError(f"{start!r} has no positions: {error}") from None
 

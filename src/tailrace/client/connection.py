@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Callable
 
 from ..connstr import Address
-from ..errors import ConnectError
+from ..errors import ConnectError, reason_of
 from ..protocol.dcp.reader import DcpReader
 from .kv_connection import no_connection
 
@@ -159,6 +159,6 @@ class Connection(asyncio.BufferedProtocol):
             self.link.close_received()
             self._process()
         if self.lost is None:
-            reason = (exc and (getattr(exc, "strerror", None) or str(exc))) or "closed by the server"
+            reason = "closed by the server" if exc is None else reason_of(exc)
             self.lost = ConnectError(f"the connection to {self.address} was lost: {reason}")
             self._on_lost(self, self.lost)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from .. import rng as rng_
 from ..connstr import Address
-from ..errors import ConnectError, RemoteProtocolError
+from ..errors import ConnectError, RemoteProtocolError, reason_of
 from ..protocol.handshake import HandshakeResult, Introduction, handshake
 from ..protocol.script import Script, ScriptRunner
 from ..wire.codes import Magic
@@ -219,4 +219,4 @@ def _reason(error: Exception) -> str:
     number = error.errno if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) else None
     if number is not None and number > 0:
         return os.strerror(number)  # asyncio words it differently
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return reason_of(error)

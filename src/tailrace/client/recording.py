@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from .. import paths
 from ..clock import SYSTEM, Clock
-from ..errors import MalformedMessage, ProtocolError, StoreError, UsageError
+from ..errors import MalformedMessage, ProtocolError, StoreError, UsageError, reason_of
 from ..wire import dcp
 from ..wire.codes import DcpOpcode, Magic, Status
 from ..wire.framing import Framer
@@ -90,7 +90,7 @@ class Recorder:
             self._sink.write(data)
         except OSError as error:  # as it is, it would look like an error of the connection
             where = "" if error.filename is None else f" {error.filename!r}"
-            raise StoreError(f"the recording{where} can't be written: {error.strerror or error}") from error
+            raise StoreError(f"the recording{where} can't be written: {reason_of(error)}") from error
 
 
 @dataclass(slots=True)

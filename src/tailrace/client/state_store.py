@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .. import paths
-from ..errors import StoreError, UsageError
+from ..errors import StoreError, UsageError, reason_of
 from ..model import parse_u64
 from .progress import SavedPosition
 
@@ -68,7 +68,9 @@ class FileState:
         except FileNotFoundError:
             return {}
         except OSError as error:
-            raise StoreError(f"the state file {str(self.path)!r} can't be read: {error.strerror}") from error
+            raise StoreError(
+                f"the state file {str(self.path)!r} can't be read: {reason_of(error)}"
+            ) from error
         try:
             bucket, uuid, positions = parse_state(text)
         except UsageError as error:
@@ -101,7 +103,7 @@ class FileState:
             atomic_write(self.path, text.encode())
         except OSError as error:
             raise StoreError(
-                f"the state file {str(self.path)!r} can't be written: {error.strerror or error}"
+                f"the state file {str(self.path)!r} can't be written: {reason_of(error)}"
             ) from error
 
     def _text(self, vbucket: int, position: SavedPosition) -> str:

@@ -11,7 +11,7 @@ from itertools import count
 from types import TracebackType
 
 from ..clock import SYSTEM, Clock
-from ..errors import StoreCorrupt, StoreError, UsageError
+from ..errors import StoreCorrupt, StoreError, UsageError, reason_of
 from ..files import DiskFiles, Files, MemoryFiles
 from ..rng import source
 from .accepted_losses import LOST, LossPolicy, lost
@@ -96,9 +96,7 @@ class Engine:
 
     def _unusable(self, error: OSError) -> StoreError:
         where = "" if error.filename is None else f" ({os.fsdecode(error.filename)!r})"
-        return StoreError(
-            f"the data directory can't be used: {error.strerror or error}{where}, choose another one"
-        )
+        return StoreError(f"the data directory can't be used: {reason_of(error)}{where}, choose another one")
 
     def _check_format(self) -> int:
         """The format of the store, 0 if there is none yet. A newer one is refused before anything in it is

@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ..clock import Clock
-from ..errors import StoreError
+from ..errors import StoreError, reason_of
 from ..files import Files
 from ..model import MAX_CLOCK_CAS
 from .format import LOG
@@ -188,7 +188,7 @@ class BaseJob:
         self.settle()
         error, self._error = self._error, None
         if isinstance(error, OSError):
-            raise StoreError(f"{error.strerror or error}: {self}") from error
+            raise StoreError(f"{reason_of(error)}: {self}") from error
         if error is not None:
             raise error
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from ...clock import Clock
 from ...connstr import Address, ConnectionString
-from ...errors import ConnectError
+from ...errors import ConnectError, reason_of
 from ..kv_connection import dial
 from ..srv_records import look_up_srv
 from .findings import Finding, Severity, error, ok, warning
@@ -94,10 +94,9 @@ def examine_hosts(hosts: Iterable[str]) -> Iterator[Finding]:
         try:
             addresses = {entry[4][0] for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
         except (OSError, UnicodeError) as problem:
-            reason = getattr(problem, "strerror", None) or str(problem)
             yield error(
                 NAMES,
-                f"{host} has no address: {reason}",
+                f"{host} has no address: {reason_of(problem)}",
                 "check the name; a cluster in another network needs its outside names (?network=external), "
                 "or a name server that knows the inside ones",
             )

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
 
 from ... import paths
-from ...errors import ConnectError, LoginError, NotDurable, StoreError, UsageError
+from ...errors import ConnectError, LoginError, NotDurable, StoreError, UsageError, reason_of
 from ...files import DiskFiles, put_file
 from ...rng import unique_name
 
@@ -144,15 +144,14 @@ class DirectoryGroupStore:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise StoreError(f"the group's file {str(self.path / name)!r}: {error.strerror}") from None
+            raise StoreError(f"the group's file {str(self.path / name)!r}: {reason_of(error)}") from None
 
     @contextlib.contextmanager
     def _said(self) -> Any:
         try:
             yield
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise StoreError(f"the directory of the group {str(self.path)!r}: {reason}") from None
+            raise StoreError(f"the directory of the group {str(self.path)!r}: {reason_of(error)}") from None
 
 
 def _record_name(version: int) -> str:
@@ -226,8 +225,7 @@ class RedisGroupStore:
                 if attempt and again:
                     continue
                 host, port = self._address
-                reason = getattr(error, "strerror", None) or str(error) or "no answer"
-                raise ConnectError(f"the Redis of the group at {host}:{port}: {reason}") from None
+                raise ConnectError(f"the Redis of the group at {host}:{port}: {reason_of(error)}") from None
             except BaseException:
                 self.close()  # an answer still to come would be taken for that of the next request
                 raise

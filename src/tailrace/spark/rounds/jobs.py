@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import pyarrow as pa
 
 from ... import errors
-from ...errors import ConnectError, StorageError, TailraceError, UsageError
+from ...errors import ConnectError, StorageError, TailraceError, UsageError, reason_of
 from ...table import contract
 from ..archived_modules import forget_packages_in_archives
 from ..java_process import lost_java
@@ -137,7 +137,7 @@ def _errors_of_the_disk() -> Iterator[None]:
         yield
     except OSError as error:
         file = f" ({os.fsdecode(error.filename)})" if error.filename else ""
-        raise StorageError(f"an executor can't read or write: {error.strerror or error}{file}") from error
+        raise StorageError(f"an executor can't read or write: {reason_of(error)}{file}") from error
 
 
 def what_failed(error: BaseException) -> str:

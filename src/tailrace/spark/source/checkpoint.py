@@ -14,7 +14,7 @@ import json
 import os
 from pathlib import Path
 
-from ...errors import InputError, UsageError
+from ...errors import InputError, UsageError, reason_of
 from ...paths import directory
 from .offsets import bucket_of, from_offset, rollbacks_of
 
@@ -123,4 +123,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
     except OSError as error:
-        raise InputError(f"{str(path)!r} can't be read ({error.strerror}): make it readable") from error
+        raise InputError(f"{str(path)!r} can't be read ({reason_of(error)}): make it readable") from error

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 import pyarrow as pa
 
 from ...clock import SYSTEM, Clock
-from ...errors import SpoolError, StorageError
+from ...errors import SpoolError, StorageError, reason_of
 from ...files import scratch_folder, write_scratch
 from ...paths import location
 from ...rng import unique_name
@@ -75,7 +75,7 @@ class FolderPlace:
             return str(path), write_scratch(path, partial(_write_batches, batches))
         except OSError as error:
             raise SpoolError(
-                f"the spool in {str(self._folder)!r} can't be written: {error.strerror or error}; make room, "
+                f"the spool in {str(self._folder)!r} can't be written: {reason_of(error)}; make room, "
                 "or set spoolDir to another folder"
             ) from None
 
@@ -141,7 +141,7 @@ def open_place(where: str | None, options: Mapping[str, str]) -> SpoolPlace:
         scratch = Scratch(folder, _KIND)
     except OSError as error:
         raise SpoolError(
-            f"the spool in {str(folder or scratch_folder())!r} can't be made: {error.strerror or error}; "
+            f"the spool in {str(folder or scratch_folder())!r} can't be made: {reason_of(error)}; "
             "set spoolDir to a folder that can be written"
         ) from None
     return FolderPlace(scratch.path, scratch)
