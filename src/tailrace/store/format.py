@@ -72,6 +72,8 @@ __all__ = [
     "index_key",
     "is_sound_inside",
     "is_sound_to_end",
+    "number_in",
+    "numbered_name",
     "rev_of",
     "revs_at",
     "seqno_of",
@@ -94,6 +96,17 @@ def check_version(what: str, version: int) -> None:
         raise StoreTooNew(
             f"{what} has format {version}, this Tailrace reads up to {FORMAT_VERSION}: use a newer Tailrace"
         )
+
+
+def numbered_name(prefix: str, number: int) -> str:
+    """The name of a log or segment."""
+    return f"{prefix}{number:010d}"
+
+
+def number_in(name: str, prefix: str) -> int | None:
+    """The number in such a name; None for other files."""
+    digits = name.removeprefix(prefix)
+    return int(digits) if name.startswith(prefix) and len(digits) == 10 and digits.isdecimal() else None
 
 
 # Frames: the header and the extras in one struct. A mutation's has only what the store fills in: opaque, lock

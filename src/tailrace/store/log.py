@@ -32,6 +32,8 @@ from .format import (
     check_version,
     is_sound_inside,
     is_sound_to_end,
+    number_in,
+    numbered_name,
     vbuckets_at,
     with_crc_at_end,
     with_crc_inside,
@@ -54,13 +56,12 @@ PIECE_BYTES = 4 << 20
 
 
 def log_name(number: int) -> str:
-    return f"{PREFIX}{number:010d}"
+    return numbered_name(PREFIX, number)
 
 
 def log_number(name: str) -> int | None:
     """The number in a log's name; None for other files."""
-    digits = name.removeprefix(PREFIX)
-    return int(digits) if name.startswith(PREFIX) and len(digits) == 10 and digits.isdecimal() else None
+    return number_in(name, PREFIX)
 
 
 class LoggedColumns(NamedTuple):

@@ -38,6 +38,8 @@ from .format import (
     checksum,
     is_sound_inside,
     is_sound_to_end,
+    number_in,
+    numbered_name,
     padded,
 )
 
@@ -57,13 +59,12 @@ _U8, _U32, _U64 = np.dtype(np.uint8), np.dtype("<u4"), np.dtype("<u8")
 
 
 def segment_name(number: int) -> str:
-    return f"{PREFIX}{number:010d}"
+    return numbered_name(PREFIX, number)
 
 
 def segment_number(name: str) -> int | None:
     """The number in a segment's name; None for other files."""
-    digits = name.removeprefix(PREFIX)
-    return int(digits) if name.startswith(PREFIX) and len(digits) == 10 and digits.isdecimal() else None
+    return number_in(name, PREFIX)
 
 
 class Frames(NamedTuple):
