@@ -8,6 +8,7 @@ reader that does not read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ..store.base import Bucket, VBucket
     from .tap.clients import TapClients
 
-__all__ = ["Handler", "HandlerSummary", "Host"]
+__all__ = ["Handler", "HandlerBase", "HandlerSummary", "Host"]
 
 
 class HandlerSummary(NamedTuple):
@@ -91,6 +92,24 @@ class Handler(Protocol):
     def close(self, reason: str) -> None:
         """The connection is gone: release everything. Nothing can be sent any more."""
         ...
+
+
+class HandlerBase:
+    """What all handlers have in common: how one asks for the end of its connection."""
+
+    def __init__(self, host: Host) -> None:
+        self.close_requested: str | None = None
+        self._host = host
+
+    def _disconnect(self, reason: str) -> None:
+        """Close the connection; the first reason counts."""
+        if self.close_requested is None:
+            self._host.record("disconnecting", level=logging.WARNING, reason=reason)
+            self.close_requested = reason
+            self._disconnecting()
+
+    def _disconnecting(self) -> None:
+        """What else is to be done then."""
 
 
 class Host(Protocol):

@@ -57,6 +57,7 @@ from ...wire.dcp import (
 from ...wire.header import MAX_NAME_BYTES, Frame
 from ...wire.message import Message, Response
 from ..flow_control import ReceiveWindow
+from ..handler import HandlerBase
 from ..liveness import Silence, silence_limit_s
 from ..rewriting import Rewriting
 from ..states import (
@@ -97,15 +98,14 @@ _RECEIVING = (VBucketState.REPLICA, VBucketState.PENDING)
 _log = logging.getLogger(__name__)
 
 
-class DcpReplica:
+class DcpReplica(HandlerBase):
     """The replica's half of a DCP connection; a `protocol.handler.Handler`."""
 
     def __init__(self, host: Host, wake: Callable[[], None], now: float, *, dialled: bool = False) -> None:
         """``dialled``: the producer has been opened already, and no Open will come."""
-        self.close_requested: str | None = None
+        super().__init__(host)
         self.on_end: Callable[[int, str], None] = lambda vbucket, why: None
         """Called with a vbucket whose stream was open and is over, and why."""
-        self._host = host
         self._wake = wake
         self._now = now
         self._features = host.features
@@ -524,11 +524,6 @@ class DcpReplica:
         if not self._controls.v7_status_codes:
             status = _BEFORE_V7.get(status, status)
         self._send(Response(opcode=frame.opcode, opaque=frame.opaque, status=status))
-
-    def _disconnect(self, reason: str) -> None:
-        if self.close_requested is None:
-            self._host.record("disconnecting", level=logging.WARNING, reason=reason)
-            self.close_requested = reason
 
 
 def roll_back(number: int, seqno: int, bucket: Bucket) -> list[int]:

@@ -19,7 +19,7 @@ from ...wire.codes import Magic, Status, StreamEndStatus
 from ...wire.header import HEADER, Frame
 from ..backfill_slots import BackfillSlots
 from ..extended_errors import status_for_peer
-from ..handler import HandlerSummary, Host
+from ..handler import HandlerBase, HandlerSummary, Host
 from ..states import CONNECTION_TRANSITIONS, ConnectionInput, ConnectionState, Machine
 from .controls import ConnectionOptions
 from .producer_stream import ProducerStream
@@ -31,14 +31,13 @@ _JOINED_BYTES = 64 << 10
 _RESPONSE = int(Magic.RESPONSE)
 
 
-class StreamProducer:
+class StreamProducer(HandlerBase):
     """A connection with streams, of any dialect; a part of a `protocol.handler.Handler`."""
 
     is_busy = False
 
     def __init__(self, host: Host, wake: Callable[[], None], now: float, options: ConnectionOptions) -> None:
-        self.close_requested: str | None = None
-        self._host = host
+        super().__init__(host)
         self._wake = wake
         self._now = now
         self._machine = Machine(CONNECTION_TRANSITIONS, ConnectionState.NEW)
@@ -109,11 +108,8 @@ class StreamProducer:
     def _log_rollback(self, vbucket: int, seqno: int) -> None:
         self._host.record("reader_must_roll_back", level=logging.INFO, vbucket=vbucket, to_seqno=seqno)
 
-    def _disconnect(self, reason: str) -> None:
-        if self.close_requested is None:
-            self._host.record("disconnecting", level=logging.WARNING, reason=reason)
-            self.close_requested = reason
-            self._machine.feed(ConnectionInput.CLOSED)
+    def _disconnecting(self) -> None:
+        self._machine.feed(ConnectionInput.CLOSED)
 
     # Streams.
 

@@ -433,11 +433,8 @@ class TapProducer(TapSender):
             self._answers.append(answer.encode())
         self._disconnect(reason)
 
-    def _disconnect(self, reason: str) -> None:
-        if self.close_requested is None:
-            self._host.record("disconnecting", level=logging.WARNING, reason=reason)
-            self.close_requested = reason
-            self._wake()
+    def _disconnecting(self) -> None:
+        self._wake()
 
 
 def _has_collections(manifest: Mapping[str, Any]) -> bool:

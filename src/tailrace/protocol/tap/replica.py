@@ -36,7 +36,7 @@ from ...wire.tap import (
     TapOpaqueMessage,
     TapVBucketSet,
 )
-from ..handler import HandlerSummary, Host
+from ..handler import HandlerBase, HandlerSummary, Host
 from ..rewriting import Rewriting
 
 if TYPE_CHECKING:
@@ -63,14 +63,13 @@ _FIGURES = {
 _log = logging.getLogger(__name__)
 
 
-class TapReplica:
+class TapReplica(HandlerBase):
     """The replica's half of a TAP connection; a `protocol.handler.Handler`."""
 
     is_open = True
 
     def __init__(self, host: Host, wake: Callable[[], None], now: float) -> None:
-        self.close_requested: str | None = None
-        self._host = host
+        super().__init__(host)
         self._rewriting = Rewriting(host, wake)
         self._answers: deque[bytes] = deque()
         self._backfilling: set[int] = set()
@@ -266,11 +265,6 @@ class TapReplica:
     def _answer(self, frame: Frame, status: int, text: bytes = b"") -> None:
         answer = TapAck(opcode=frame.opcode, opaque=frame.opaque, status=status, value=text)
         self._answers.append(answer.encode())
-
-    def _disconnect(self, reason: str) -> None:
-        if self.close_requested is None:
-            self._host.record("disconnecting", level=logging.WARNING, reason=reason)
-            self.close_requested = reason
 
 
 def _key(message: Message) -> bytes:

@@ -29,7 +29,7 @@ from ...wire.tap import (
     TapOpaqueMessage,
     TapVBucketSet,
 )
-from ..handler import Host
+from ..handler import HandlerBase, Host
 from .acks import AckLog, wire_number, wire_numbers
 from .clients import TapClient, TapControl, TapCursor
 from .items import TapBatch, TapShaper
@@ -71,12 +71,11 @@ class _OpenSnapshot:
     ahead: TapBatch | None = None  # with acks: the last item must be known as the last when it is sent
 
 
-class TapSender:
+class TapSender(HandlerBase):
     """The sending part of a TAP producer."""
 
     def __init__(self, host: Host, wake: Callable[[], None], now: float) -> None:
-        self.close_requested: str | None = None
-        self._host = host
+        super().__init__(host)
         self._wake = wake
         self._now = now
         self._wanted = TapWanted()
