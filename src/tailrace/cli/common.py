@@ -289,6 +289,11 @@ def cant_listen(host: str, port: int, error: OSError, option: str = "--port") ->
     return TailraceError(f"can't listen on {Address(host, port)}: {reason}, choose another {option}")
 
 
+def printable(text: str, instead: str = "?") -> str:
+    """Without control characters: names and reasons come from elsewhere, and a terminal would obey them."""
+    return "".join(character if character.isprintable() else instead for character in text)
+
+
 def standard_input() -> IO[bytes]:
     """The input of a command that is given no file."""
     if sys.stdin is None:  # the parent process closed it

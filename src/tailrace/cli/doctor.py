@@ -21,6 +21,7 @@ from .common import (
     counted,
     json_option,
     note,
+    printable,
     url_argument,
     use_colour,
 )
@@ -88,9 +89,9 @@ def command(
         word = str(finding.severity).ljust(7)
         if use_colour(sys.stdout):
             word = click.style(word, fg=_COLOURS[finding.severity])
-        click.echo(f"{word}  {finding.check}: {_printable(finding.text)}")
+        click.echo(f"{word}  {finding.check}: {printable(finding.text)}")
         if finding.way_out:
-            click.echo(f"{'':9}-> {_printable(finding.way_out)}")
+            click.echo(f"{'':9}-> {printable(finding.way_out)}")
 
     for finding in examination.findings():
         show(finding)
@@ -131,8 +132,3 @@ def _of_checkpoint(path: Path, bucket: str) -> Finding:
         what, _, way_out = str(problem).rpartition(": ")
         return error("checkpoint", what or way_out, way_out if what else "check the path")
     return ok("checkpoint", f"whole, with {counted(batches, 'commit')}")
-
-
-def _printable(text: str) -> str:
-    """Without control characters: names and reasons come from elsewhere, and a terminal would obey them."""
-    return "".join(character if character.isprintable() else "?" for character in text)

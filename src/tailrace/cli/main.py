@@ -26,7 +26,7 @@ import click
 from .. import __version__
 from ..errors import ConnectError, StatusError, TailraceError, UsageError, reason_of
 from . import configuration
-from .common import EXISTING_FILE, Group, ProgramRun
+from .common import EXISTING_FILE, Group, ProgramRun, printable
 from .start import interrupted_code
 
 __all__ = ["COMMANDS", "COMMAND_GROUPS", "cli", "main"]
@@ -233,9 +233,8 @@ def _report(error: Exception, session: ProgramRun) -> int:
         traceback.print_exception(error)
     code, what = _explain(_of_java(error) or error)
     # one line, even if a peer or a file name put line feeds into the text
-    what = "".join(c if c.isprintable() else " " for c in what)
     with contextlib.suppress(OSError):
-        click.echo(f"{PROGRAM}: error: {' '.join(what.split())}", err=True)
+        click.echo(f"{PROGRAM}: error: {' '.join(printable(what, ' ').split())}", err=True)
     return code
 
 

@@ -13,7 +13,7 @@ import click
 import pyarrow as pa
 
 from ..errors import UsageError
-from .common import TABLE, counted, json_option, note
+from .common import TABLE, counted, json_option, note, printable
 from .common import command as make_command
 from .spark_options import parse_storage_options, storage_option
 
@@ -97,7 +97,7 @@ def _as_table(reader: pa.RecordBatchReader) -> int:
 def _text(value: Any) -> str:
     plain = isinstance(value, dict | list)
     text = json.dumps(value, default=_shown, ensure_ascii=False) if plain else _shown(value)
-    return "".join(sign if sign.isprintable() else " " for sign in text)
+    return printable(text, " ")
 
 
 def _shown(value: Any) -> str:

@@ -9,7 +9,7 @@ import click
 from ..connstr import ConnectionString
 from ..errors import StatusError
 from .client import explained, open_kv, tls_options
-from .common import JsonLines, json_option, url_argument
+from .common import JsonLines, json_option, printable, url_argument
 from .common import command as make_command
 
 
@@ -40,9 +40,4 @@ def command(url: ConnectionString, group: str, as_json: bool, **tls: Any) -> Non
         return
     width = max(map(len, figures), default=0)
     for name, value in figures.items():
-        click.echo(f"{_printable(name):{width}}  {_printable(value)}")
-
-
-def _printable(text: str) -> str:
-    """Without control characters: names and texts come from the server and from other clients."""
-    return "".join(character if character.isprintable() else "?" for character in text)
+        click.echo(f"{printable(name):{width}}  {printable(value)}")
