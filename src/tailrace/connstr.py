@@ -21,7 +21,7 @@ from typing import Literal, TypedDict
 from urllib.parse import quote, unquote_to_bytes
 
 from .errors import UsageError
-from .units import parse_duration_s, parse_integer
+from .units import host_and_port, parse_duration_s, parse_integer
 
 __all__ = ["DEFAULT_BUCKET", "DEFAULT_PORT", "DEFAULT_TLS_PORT", "Address", "ConnectionString", "parse"]
 
@@ -81,7 +81,7 @@ class Address:
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_and_port(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ __all__ = [
     "KAFKA_PLACES",
     "MAX_VBUCKETS",
     "format_size",
+    "host_and_port",
     "parse_duration_s",
     "parse_integer",
     "parse_share",
@@ -108,6 +109,11 @@ def format_size(size: int) -> str:
         if amount < 1024:
             return f"{amount:.1f} {unit}"
     return f"{amount / 1024:.1f} TiB"
+
+
+def host_and_port(host: str, port: int) -> str:
+    """An address as people and URLs write it: an IPv6 address has brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _quoted(text: str) -> str:

@@ -19,6 +19,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from ..errors import UsageError
 from ..snappy import deflate
+from ..units import host_and_port
 from ..wire.codes import Datatype, Feature
 from .features import GrantedFeatures
 
@@ -179,14 +180,14 @@ def bucket_map(
         "nodeLocator": "vbucket",
         "bucketCapabilities": [*_CAPABILITIES, *([_HISTORY] if keeps_history else [])],
         "nodes": [
-            {"hostname": _at(host, node.mgmt_port), "ports": {"direct": node.port}}
+            {"hostname": host_and_port(host, node.mgmt_port), "ports": {"direct": node.port}}
             for host, node in zip(hosts, nodes, strict=True)
         ],
         "nodesExt": _nodes_ext(nodes, this_node),
         "vBucketServerMap": {
             "hashAlgorithm": "CRC",
             "numReplicas": max(0, max((len(chain) for chain in owners), default=1) - 1),
-            "serverList": [_at(host, node.port) for host, node in zip(hosts, nodes, strict=True)],
+            "serverList": [host_and_port(host, node.port) for host, node in zip(hosts, nodes, strict=True)],
             "vBucketMap": [list(chain) for chain in owners],
         },
     }
@@ -213,10 +214,6 @@ def _nodes_ext(nodes: Sequence[NodeAddress], this_node: int | None) -> list[dict
             row["alternateAddresses"] = {other.network: other.to_json() for other in node.alternates}
         rows.append(row)
     return rows
-
-
-def _at(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _text(content: Mapping[str, Any]) -> bytes:

@@ -19,6 +19,7 @@ from ..protocol.handshake import REPLICA_FEATURES, Credentials, Introduction, ha
 from ..protocol.script import Script, ScriptRunner, ask
 from ..protocol.states import Machine
 from ..protocol.upr.replica import UprAReplica, UprBReplica
+from ..units import host_and_port
 from ..wire.codes import Datatype, Feature, Magic
 from ..wire.dcp import DcpOpen
 from ..wire.dialect import DCP, UPR_A, UPR_B
@@ -78,7 +79,7 @@ class ReplicationSource:
     tls: SourceTls | None = None
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_and_port(self.host, self.port)
 
 
 class Upstream:
