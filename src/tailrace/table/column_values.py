@@ -101,7 +101,7 @@ def fit(value: Any, kind: pa.DataType, path: str, wrong: Misfits) -> Any:
         if isinstance(value, dict):
             inner: Misfits = {}
             items = [(name, fit(item, kind.item_type, name, inner)) for name, item in value.items()]
-            if not inner and all(_is_text(name) for name in value):
+            if not inner and all(is_text(name) for name in value):
                 return items
             reasons = [reason for _, reason in inner.values()] or ["half of a surrogate pair"]
             wrong[path] = (value, reasons[0])
@@ -151,7 +151,7 @@ def _scalar(value: Any, kind: pa.DataType) -> tuple[Any, str | None]:
     if pa.types.is_string(kind):
         if not isinstance(value, str):
             return None, unfit
-        return (value, None) if _is_text(value) else (None, "half of a surrogate pair")
+        return (value, None) if is_text(value) else (None, "half of a surrogate pair")
     if pa.types.is_boolean(kind):
         return (value, None) if isinstance(value, bool) else (None, unfit)
     if isinstance(value, bool):
@@ -211,7 +211,8 @@ def _moment(text: str, kind: pa.DataType) -> date | datetime | None:
         return None
 
 
-def _is_text(value: str) -> bool:
+def is_text(value: str) -> bool:
+    """Whether it can be written as UTF-8: JSON may have half of a surrogate pair."""
     try:
         value.encode()
     except UnicodeEncodeError:

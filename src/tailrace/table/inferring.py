@@ -14,6 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from .column_values import is_text
+
 __all__ = ["common_type", "count_parts", "extended_type", "has_more", "infer_fields", "type_of"]
 
 _MAX_DEPTH = 16
@@ -40,7 +42,7 @@ def type_of(value: Any, depth: int = 0) -> pa.DataType | None:
             fields = [
                 (name, kind)
                 for name, item in value.items()
-                if (kind := type_of(item, depth + 1)) is not None and _is_text(name)
+                if (kind := type_of(item, depth + 1)) is not None and is_text(name)
             ]
             return pa.struct(fields) if fields else None
         case list() if depth < _MAX_DEPTH:
@@ -53,14 +55,6 @@ def infer_fields(documents: Iterable[dict[str, Any]]) -> pa.Schema:
     """Fields that can hold what documents have, in the order in which they appear."""
     kinds = [kind for document in documents if (kind := type_of(document)) is not None]
     return pa.schema(list(_common(kinds))) if kinds else pa.schema([])
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _common(kinds: list[pa.DataType]) -> pa.DataType:
