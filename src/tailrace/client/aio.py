@@ -398,7 +398,9 @@ class Source:
         chosen = range(self._nodes.map.vbucket_count) if vbuckets is None else sorted(set(vbuckets))
         logs: dict[int, FailoverLog] = {}
         for answer in await self._asking.everybody(
-            lambda address: failover_logs([vbucket for vbucket in chosen if self._home(vbucket) == address]),
+            lambda address: failover_logs(
+                [vbucket for vbucket in chosen if self._nodes.address_of(vbucket) == address]
+            ),
             reachable_only=reachable_only,
         ):
             logs |= answer
@@ -420,7 +422,7 @@ class Source:
 
     def homes(self) -> dict[int, Address | None]:
         """The node that has each vbucket, by the newest map."""
-        return {vbucket: self._home(vbucket) for vbucket in range(self.vbucket_count)}
+        return {vbucket: self._nodes.address_of(vbucket) for vbucket in range(self.vbucket_count)}
 
     async def deregister(self) -> None:
         """Make all nodes forget this TAP reader; otherwise they remember its name for ever."""
@@ -579,7 +581,3 @@ class Source:
             self._something.clear()
             await self._something.wait()
         self._check_usable()
-
-    def _home(self, vbucket: int) -> Address | None:
-        node = self._nodes.node_of(vbucket)
-        return None if node is None else node.address

@@ -54,7 +54,7 @@ class NodeQuestions:
         self._turn()
         if not reachable_only:
             await self._until(lambda: self._homes() <= {node.address for node in self._nodes.ready()})
-        elif any(self._home(vbucket) is None for vbucket in self._needed_vbuckets()):
+        elif any(self._nodes.address_of(vbucket) is None for vbucket in self._needed_vbuckets()):
             self._nodes.ask_others(self._now())
         with self._alarms() as wake_in:
             survey = Survey(
@@ -131,13 +131,9 @@ class NodeQuestions:
             every = range(self._nodes.map.vbucket_count)
             self._nodes.need(every, copies_of=every if self._needs_replicas else ())
 
-    def _home(self, vbucket: int) -> Address | None:
-        node = self._nodes.node_of(vbucket)
-        return None if node is None else node.address
-
     def _homes(self) -> set[Address | None]:
         """The nodes that have vbuckets we need."""
-        return {self._home(vbucket) for vbucket in self._needed_vbuckets()} - {None}
+        return {self._nodes.address_of(vbucket) for vbucket in self._needed_vbuckets()} - {None}
 
     def _needed_vbuckets(self) -> Iterable[int]:
         reading = self._reading()

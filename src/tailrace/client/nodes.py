@@ -272,6 +272,11 @@ class Nodes:
         address = self.map.node_of(vbucket) if self.map is not None else None
         return None if address is None else self._node(address)
 
+    def address_of(self, vbucket: int) -> Address | None:
+        """The address of the node that has a vbucket."""
+        node = self.node_of(vbucket)
+        return None if node is None else node.address
+
     def links(self) -> Iterator[tuple[Address, DcpReader]]:
         """All connections."""
         for node in list(self._nodes.values()):
