@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from ..errors import MalformedMessage, TailraceError
+from ..errors import MalformedMessage, StoreError, TailraceError
 from ..large_bytes import LARGE_BYTES, join_large
 from ..store.base import VBucket, Written
 from ..wire.codes import Datatype, Feature, Magic, RequestFrameId, Status, VBucketState
@@ -85,6 +85,13 @@ class Pending:
             self.answer = b"" if self._call.command.silent_success else answer
             note_answer(self._call, self.answer)
             self._call.session.answered()
+
+    def settle(self, error: StoreError | None) -> None:
+        """The store has done what the command asked for, or could not."""
+        if error is None:
+            self.succeed(self._call.success())
+        else:
+            self.fail(Status.ETMPFAIL, str(error))
 
     def fail(self, status: int, context: str = "") -> None:
         """Refuse the command, which could not be done."""

@@ -43,13 +43,7 @@ def set_vbucket(call: Call[admin.SetVBucket]) -> Reply:
             pending.fail(getattr(error, "status", Status.EINTERNAL), str(error))
             return
         call.node.vbucket_changed(bucket, request.vbucket)
-        bucket.work.after_flush(flushed)
-
-    def flushed(error: StoreError | None) -> None:
-        if error is None:
-            pending.succeed(call.success())
-        else:
-            pending.fail(Status.ETMPFAIL, str(error))
+        bucket.work.after_flush(pending.settle)
 
     bucket.work.exclusively(act)
     return pending
@@ -219,19 +213,13 @@ def compact(call: Call[admin.Compact]) -> Reply:
     vbucket = call.any_vbucket()
     pending = call.defer(call.node.settings.compact_timeout)
 
-    def done(error: StoreError | None) -> None:
-        if error is None:
-            pending.succeed(call.success())
-        else:
-            pending.fail(Status.ETMPFAIL, str(error))
-
     compaction = Compaction(
         vbuckets=[vbucket.id],
         purge_before_time_s=request.purge_before_s,
         purge_before_seqno=request.purge_before_seqno,
         drop_tombstones=bool(request.drop_deletes),
     )
-    call.bucket.work.compact(compaction, done)
+    call.bucket.work.compact(compaction, pending.settle)
     return pending
 
 
