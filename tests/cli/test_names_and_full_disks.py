@@ -14,6 +14,7 @@ import pytest
 
 import tailrace.testing
 from tailrace.cli.main import main
+from unmeasured import unmeasured
 
 NAMES = ["with space", "größe", "a#b", "a?b", "a%41b"]
 
@@ -123,11 +124,6 @@ def test_a_directory_that_can_not_be(
         said = capsys.readouterr().err
         assert said.startswith("tailrace: error: ")
         assert said.count("\n") == 1
-
-
-def unmeasured() -> dict[str, str]:
-    """An environment in which `make coverage` does not measure a program: it would write a file for that."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
 
 
 def small_files() -> None:
