@@ -243,6 +243,8 @@ def opens_to_write(_module: str, code: str) -> bool:
             continue
         if call is None:  # handed over: who knows for what
             return True
+        if name.endswith(".memmap") and not any(word.arg in ("mode", None) for word in call.keywords):
+            return True  # numpy's opens to write if it is not told otherwise
         modes = [word.value for word in call.keywords if word.arg in ("mode", None)]
         if name in _OPENS:
             modes += call.args[1:2]
@@ -273,21 +275,21 @@ def replaces_a_file(_module: str, code: str) -> bool:
 
 RULES: dict[str, Callable[[str, str], bool]] = {
     "sockets": imported(
-        *("socket", "_socket", "asyncio", "selectors", "ssl", "socketserver"),
+        *("socket", "_socket", "asyncio", "select", "selectors", "ssl", "socketserver"),
         *("http", "urllib.request", "ftplib", "smtplib", "xmlrpc", "multiprocessing.connection"),
     ),
     "clocks": either(
         lambda module, code: any(
             re.match(r"time(it)?\b", name) and name != "time.sleep" for name, _ in imports(module, code)
         ),
-        used(r"(.*\.)?(datetime|date)\.(now|utcnow|today)"),
+        used(r"(.*\.)?(datetime|date|Timestamp)\.(now|utcnow|today)", r"os\.times"),
     ),
     "sleeping": imported("time.sleep"),
     "dice": either(
         lambda module, code: any(name in ("random.Random", "random.SystemRandom") for name, _ in uses(code)),
         used(
-            r"random\.[a-z]\w*",
-            r"uuid\.uuid[14]",
+            r"random\.([a-z_]\w*|\*)",
+            r"uuid\.uuid[14678]",
             r"os\.(urandom|getrandom)",
             r"secrets\..*",
             r"numpy\.random\..*",
@@ -296,14 +298,16 @@ RULES: dict[str, Callable[[str, str], bool]] = {
     "writes": either(
         used(
             r"os\.(open|replace|renames?|remove|removedirs|unlink|rmdir|mkdir|makedirs|mkfifo|mknod)",
-            r"os\.(link|symlink|truncate|ftruncate|fsync|fdatasync|utime|f?chmod|l?chown)",
+            r"os\.(link|symlink|truncate|ftruncate|fsync|fdatasync|utime|[fl]?chmod|[fl]?chown)",
+            r"os\.(p?writev?|sendfile|copy_file_range|splice|posix_fallocate|setxattr|removexattr)",
+            r"filelock\.\w*Lock",
             r"shutil\.(rmtree|move|copy\w*|chown|make_archive|unpack_archive)",
             r"tempfile\..*",
-            r"numpy\.save\w*|pyarrow\.(output_stream|create_memory_map)",
+            r"numpy\.save\w*|pyarrow\.(output_stream|create_memory_map)|.*\.open_(output|append)_stream",
             r"logging\.(FileHandler|handlers\..*)",
             r"(sqlite3|dbm|shelve|zipfile|tarfile)\..*",
             _NOT_FILES + r".*\.(write_text|write_bytes|mkdir|touch|unlink|rename|rmdir|l?chmod)",
-            _NOT_FILES + r".*\.(symlink_to|hardlink_to|tofile)",
+            _NOT_FILES + r".*\.(symlink_to|hardlink_to|tofile|to_parquet|to_csv|write_parquet|write_csv)",
         ),
         opens_to_write,
         replaces_a_file,
@@ -318,14 +322,17 @@ RULES: dict[str, Callable[[str, str], bool]] = {
     "processes": either(
         imported("subprocess", "multiprocessing", "pty"),
         used(
-            r"os\.(fork\w*|exec[lv]\w*|spawn\w*|posix_spawnp?|popen|system)",
+            r"os\.(fork\w*|exec[lv]\w*|spawn\w*|posix_spawnp?|popen|system|startfile)",
             r"(.*\.)?(create_)?subprocess_\w+",
+            r"(.*\.)?ProcessPoolExecutor",
         ),
     ),
+    "C calls": imported("ctypes", "cffi"),
     "imports by name": used(
         r"importlib\.(import_module|__import__|util|machinery|reload).*",
         "__import__",
         r"runpy\..*",
+        r"pkgutil\.resolve_name|pydoc\.locate",
         "exec",
         "eval",
     ),
@@ -340,6 +347,7 @@ ROOMS = {
     "writes": ["files.py"],
     "threads": [],
     "processes": [],
+    "C calls": [],
     "imports by name": [],
 }
 """Where a thing belongs: a folder, or a module."""
@@ -348,8 +356,10 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "sockets": {
         "cli/http_options.py": "what a certificate is handed over as",
         "cli/common.py": "runs the coroutine of a command, and ends it on a signal",
+        "cli/main.py": "asks whether the reader of our output has gone",
         "cli/replay.py": "waits until it is stopped; client/replay.py has the sockets",
         "cli/signals.py": "the loop that a signal is told to",
+        "store/merge_process.py": "waits for room in the pipe to its process",
     },
     "clocks": {},
     "sleeping": {},
@@ -359,6 +369,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "spark/source/scratch.py": "folders that go with the process that made them",
         "spark/source/spool_place.py": "segments that Spark has done with; a kill leaves them to scratch.py",
         "spark/spark_session.py": "the folder of the Java shim",
+        "store/merge_process.py": "an order for its process, into a pipe",
         "testing/faulty_files.py": "hands what it does not refuse to the files that it stands for",
     },
     "threads": {
@@ -387,6 +398,11 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "spark/spark_session.py": "asks Java for its version",
         "spark/worker_python.py": "becomes the interpreter of a worker",
         "store/merge_process.py": "merges in a process of their own",
+    },
+    "C calls": {
+        "cluster/member.py": "has Linux end a node whose coordinator has gone",
+        "large_bytes.py": "makes large bytes objects without a second copy",
+        "server/allocator.py": "settings of the C library's allocator",
     },
     "imports by name": {
         "__init__.py": "public names, when they are first used",
@@ -424,6 +440,7 @@ def test_every_exception_has_a_reason() -> None:
         ("sockets", "from socket import create_connection"),
         ("sockets", "importlib.import_module('asyncio.streams')"),
         ("sockets", "from urllib import request"),
+        ("sockets", "import select"),
         ("clocks", "import time\ntime.sleep(1)"),
         ("clocks", "import time as t"),
         ("clocks", "from time import monotonic"),
@@ -431,6 +448,8 @@ def test_every_exception_has_a_reason() -> None:
         ("clocks", "import datetime\ndatetime.datetime.now()"),
         ("clocks", "from datetime import datetime as d\nd.now()"),
         ("clocks", "from datetime import date\ncall(date.today)"),
+        ("clocks", "import pandas\npandas.Timestamp.now()"),
+        ("clocks", "import os\nos.times()"),
         ("sleeping", "from time import sleep"),
         ("sleeping", "from time import sleep as rest"),
         ("dice", "import random\nrandom.Random(7)"),
@@ -440,6 +459,9 @@ def test_every_exception_has_a_reason() -> None:
         ("dice", "from random import Random\nclass Dice(Random): pass"),
         ("dice", "import numpy as n\nn.random.default_rng()"),
         ("dice", "import uuid\nname = uuid.uuid4().hex"),
+        ("dice", "import uuid\nuuid.uuid7()"),
+        ("dice", "from random import *\nrandom()"),
+        ("dice", "import secrets\nsecrets.token_bytes(8)"),
         ("dice", "from os import urandom as u\nu(8)"),
         ("writes", "Path('x').write_text('y')"),
         ("writes", "Path('x').touch()"),
@@ -470,6 +492,14 @@ def test_every_exception_has_a_reason() -> None:
         ("writes", "import os\nmove = os.rename"),
         ("writes", "import os\ngetattr(os, 'remove')(a)"),
         ("writes", "import os\nos.open(path, flags)"),
+        ("writes", "import os\nos.write(fd, data)"),
+        ("writes", "import os\nos.pwritev(fd, parts, 0)"),
+        ("writes", "import os\nos.fchmod(fd, 0o600)"),
+        ("writes", "import os\nos.sendfile(fd, other, 0, 9)"),
+        ("writes", "from filelock import FileLock\nFileLock(path)"),
+        ("writes", "import numpy\nnumpy.memmap(path, numpy.uint8)"),
+        ("writes", "from pyarrow import fs\nfs.LocalFileSystem().open_output_stream(path)"),
+        ("writes", "frame.to_parquet(path)"),
         ("writes", "from shutil import copyfile"),
         ("writes", "import shutil\nshutil.move(a, b)"),
         ("writes", "from tempfile import TemporaryFile as T\nT()"),
@@ -482,10 +512,13 @@ def test_every_exception_has_a_reason() -> None:
         ("processes", "from subprocess import Popen"),
         ("processes", "import os\nos.fork()"),
         ("processes", "import os as o\no.system(command)"),
+        ("processes", "from concurrent.futures import ProcessPoolExecutor"),
         ("processes", "await_(asyncio.create_subprocess_exec('ls'))"),
         ("imports by name", "import importlib\nimportlib.import_module(name)"),
         ("imports by name", "from importlib import import_module as load\nload(name)"),
         ("imports by name", "exec('import socket')"),
+        ("imports by name", "import pkgutil\npkgutil.resolve_name(name)"),
+        ("C calls", "import ctypes\nctypes.CDLL(None).fork()"),
     ],
 )
 def test_a_break_is_noticed(rule: str, code: str) -> None:
@@ -499,7 +532,8 @@ def test_a_break_is_noticed(rule: str, code: str) -> None:
         ("dice", "def roll(rng: random.Random) -> int:\n    return rng.randrange(6)"),
         (
             "writes",
-            "self._files.unlink(path)\nfiles.open(path)\npath.open('rb')\nopen(path)\nx.replace(a, b)",
+            "self._files.unlink(path)\nfiles.open(path)\npath.open('rb')\nopen(path)\nx.replace(a, b)\n"
+            "import numpy\nnumpy.memmap(path, mode='r')",
         ),
     ],
 )
