@@ -43,7 +43,7 @@ from .format import (
     padded,
 )
 
-__all__ = ["Block", "Frames", "Segment", "SegmentPiece", "pieces_of", "segment_name", "segment_number"]
+__all__ = ["Frames", "Segment", "SegmentPiece", "pieces_of", "segment_name", "segment_number"]
 
 PREFIX = "segment-"
 READ_BYTES = CHUNK_BYTES + CHUNK_BYTES // 8
@@ -138,9 +138,6 @@ def concatenate(parts: Sequence[Frames]) -> Frames:
         return _NO_FRAMES
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     return Frames(*columns)
-
-
-Block = Frames
 
 
 class Segment:

@@ -93,16 +93,8 @@ class BucketWatch:
         self._on_trouble = on_trouble
         self._on_open = on_open
         self._source: BlockingSource | None = None
-        self._vbucket_count = 0
         self._silent_since: float | None = None
         self._waiting = UnaskedVBuckets(options.retry_for_s, on_trouble)
-
-    @property
-    def vbucket_count(self) -> int:
-        """How many vbuckets the bucket has."""
-        if not self._vbucket_count:
-            self._vbucket_count = self._open().vbucket_count
-        return self._vbucket_count
 
     def look(self) -> BucketState:
         """Ask the nodes that can be reached for everything that a plan needs; `OutOfReach` if a vbucket's

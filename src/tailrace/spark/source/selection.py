@@ -53,11 +53,6 @@ class Selection:
         )
 
     @property
-    def is_whole(self) -> bool:
-        """Whether everything leaves as it was received."""
-        return self == Selection(COLUMN_TYPES)
-
-    @property
     def takes_values(self) -> bool:
         """Whether the node must send values.
 

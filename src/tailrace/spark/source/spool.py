@@ -218,12 +218,6 @@ class Spool:
     # the planner's side
 
     @property
-    def end(self) -> int:
-        """The number that the next segment will have."""
-        with self._changed:
-            return self._next
-
-    @property
     def finished(self) -> bool:
         """Nothing more will come."""
         with self._changed:
