@@ -98,6 +98,7 @@ def test_the_environment_fills_what_is_missing() -> None:
         ("couchbase://h?enable_dns_srv=perhaps", "true or false"),
         ("couchbase://h?dns_nameserver=ns.example", "address of a name server"),
         ("couchbase://h?dns_nameserver=127.0.0.1&dns_port=x", "dns_port"),
+        ("couchbase://h?dns_port=5353", "dns_nameserver, write both"),
         ("couchbase://h/b#x", "after a '?'"),
         ("couchbase://u%:p@h", "starts no code"),
         ("couchbase://u:%ff@h", "not UTF-8"),

@@ -215,6 +215,8 @@ def _options(query: str, *, tls: bool) -> _UrlOptions:
         except ValueError:
             raise UsageError("dns_nameserver is the address of a name server") from None
         options["nameserver"] = Address(host, _port(texts.get("nameserver_port", "53"), "dns_port"))
+    elif "nameserver_port" in texts:
+        raise UsageError("dns_port is the port of dns_nameserver, write both")
     return options
 
 

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,6 +222,14 @@ def test_login_is_by_scram_and_errors_are_clear() -> None:
                 KvClient(url)
     with pytest.raises(ConnectError, match="can't connect"):
         KvClient(node.url)
+
+
+def test_the_connection_string_says_how_long_connecting_may_take() -> None:
+    """Otherwise the client would wait for an hour, as it does for answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"couchbases://127.0.0.1:{silent.getsockname()[1]}?tls_verify=none&kv_connect_timeout=100ms"
+        with pytest.raises(ConnectError, match="no TLS connection"):
+            KvClient(url, timeout_s=3600.0)
 
 
 def test_a_bucket_that_is_not_there(node: RunningNode) -> None:

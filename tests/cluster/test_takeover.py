@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -527,6 +528,14 @@ def test_they_move_by_tls(
     assert {(service["kv"], service["kvSSL"]) for service in services} == {
         (tls_node.port, tls_node.tls_port) for tls_node in tls_nodes
     }
+
+
+def test_the_connection_string_says_what_to_trust(
+    tls_nodes: list[RunningNode], pki: tuple[Path, tuple[Path, Path]]
+) -> None:
+    source, target, _ = tls_nodes
+    urls = [parse(f"{tls_url(node)}/?ca_cert_path={quote(str(pki[0]))}") for node in (source, target)]
+    assert take_over(urls[0], urls[1], [1]).vbuckets == [1]
 
 
 @pytest.mark.parametrize("dialect", ["dcp", "tap"])

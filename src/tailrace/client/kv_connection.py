@@ -42,11 +42,17 @@ class KvConnection:
     """
 
     def __init__(
-        self, address: Address, introduction: Introduction, *, tls: ssl.SSLContext | None, timeout_s: float
+        self,
+        address: Address,
+        introduction: Introduction,
+        *,
+        tls: ssl.SSLContext | None,
+        timeout_s: float,
+        connect_timeout_s: float | None = None,
     ) -> None:
         self.address = address
         self._timeout_s = timeout_s
-        self._socket = dial(address, tls, timeout_s)
+        self._socket = dial(address, tls, timeout_s if connect_timeout_s is None else connect_timeout_s)
         self._socket.settimeout(0)
         self._framer = Framer()
         self._opaque = 0

@@ -151,6 +151,12 @@ class KvNodes:
         return offered
 
     def _connect(self, address: Address) -> KvConnection:
-        made = KvConnection(address, self._introduction, tls=self._tls, timeout_s=self._timeout_s)
+        made = KvConnection(
+            address,
+            self._introduction,
+            tls=self._tls,
+            timeout_s=self._timeout_s,
+            connect_timeout_s=self._where.connect_timeout_s,
+        )
         self._connections[address] = made
         return made

@@ -10,7 +10,7 @@ from .. import paths
 from ..connstr import ConnectionString
 from ..errors import UsageError
 
-__all__ = ["TlsOptions", "tls_context"]
+__all__ = ["TlsOptions", "tls_context", "with_url"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,11 @@ class TlsOptions:
 
 def tls_context(where: ConnectionString, options: TlsOptions | None) -> ssl.SSLContext | None:
     """The options with what the connection string adds, for connections to a cluster; None without TLS."""
-    if not where.tls:
-        return None
+    return with_url(where, options).context() if where.tls else None
+
+
+def with_url(where: ConnectionString, options: TlsOptions | None) -> TlsOptions:
+    """The options with what the connection string adds."""
     given = options or TlsOptions()
     ca_file = where.ca_file if given.ca_file is None else given.ca_file
-    return replace(given, ca_file=ca_file, verify=given.verify and where.verify).context()
+    return replace(given, ca_file=ca_file, verify=given.verify and where.verify)

@@ -31,7 +31,7 @@ from .. import paths
 from ..client.cluster_map import ClusterMap, MapContext
 from ..client.kv import stats
 from ..client.kv_connection import KvConnection
-from ..client.tls import TlsOptions
+from ..client.tls import TlsOptions, with_url
 from ..clock import SYSTEM, Clock
 from ..connstr import Address, ConnectionString
 from ..errors import ClusterError, ConnectError, RemoteProtocolError, UsageError
@@ -82,11 +82,12 @@ class _Map:
 class _Node(Steering):
     """A node, over a connection of its own."""
 
-    def __init__(self, where: ConnectionString, tls: TlsOptions) -> None:
+    def __init__(self, where: ConnectionString, tls: TlsOptions | None) -> None:
         super().__init__(where.bucket)
         self.where = where
         self.address = where.addresses[0]
-        self._tls = tls.context() if where.tls else None
+        self._trust = with_url(where, tls)
+        self._tls = self._trust.context() if where.tls else None
         self.credentials = None
         if where.username is not None:
             self.credentials = Credentials(where.username, where.password or "")
@@ -97,7 +98,13 @@ class _Node(Steering):
         introduction = Introduction(
             "tailrace takeover", self.bucket, self.credentials, features, allow_plain=self.where.tls
         )
-        return KvConnection(self.address, introduction, tls=self._tls, timeout_s=_TIMEOUT_S)
+        return KvConnection(
+            self.address,
+            introduction,
+            tls=self._tls,
+            timeout_s=_TIMEOUT_S,
+            connect_timeout_s=self.where.connect_timeout_s,
+        )
 
     def _run(self, script: Script[T]) -> T:
         return self._connection.run(script)
@@ -130,7 +137,7 @@ class _Node(Steering):
                 return node
         raise UsageError(f"{self.address} is not in its own map; is it another port of that node?")
 
-    def order(self, vbuckets: list[int], tls: TlsOptions) -> dict[str, Any]:
+    def order(self, vbuckets: list[int]) -> dict[str, Any]:
         """The order for another node to take these vbuckets over from this one."""
         made: dict[str, Any] = {
             "host": self.address.host,
@@ -141,11 +148,11 @@ class _Node(Steering):
             made["username"] = self.credentials.username
             made["password"] = self.credentials.password
         if self.where.tls:
-            made["tls"] = {"verify": tls.verify}
-            if tls.ca_file is not None:
+            made["tls"] = {"verify": self._trust.verify}
+            if self._trust.ca_file is not None:
                 # a CA file may have any text around its certificates
                 made["tls"]["ca"] = (
-                    paths.file(tls.ca_file, "the CA file", must_exist=True)
+                    paths.file(self._trust.ca_file, "the CA file", must_exist=True)
                     .read_bytes()
                     .decode("ascii", "ignore")
                 )
@@ -175,19 +182,19 @@ def take_over(
     """Move vbuckets from the node ``source`` to the node ``target``, each the first of its connection string.
 
     Those that are at the target already stay there. `ClusterError` if some could not be moved. If the source
-    is reached by TLS, the target uses TLS too, and trusts what ``tls`` names, or its system's authorities.
+    is reached by TLS, the target uses TLS too, and trusts what ``tls`` or the source's connection string
+    names, or its system's authorities.
     """
     if dialect not in DIALECTS:
         raise UsageError(f"{dialect!r} can't take over, write one of {', '.join(DIALECTS)}")
     if source.bucket != target.bucket:
         raise UsageError(f"a vbucket of {source.bucket!r} can't be one of {target.bucket!r}")
-    tls = tls or TlsOptions()
     with _Node(source, tls) as old, _Node(target, tls) as new:
         return _Takeover(old, new, dialect, tls, clock).run(sorted(set(vbuckets)))
 
 
 class _Takeover:
-    def __init__(self, old: _Node, new: _Node, dialect: str, tls: TlsOptions, clock: Clock) -> None:
+    def __init__(self, old: _Node, new: _Node, dialect: str, tls: TlsOptions | None, clock: Clock) -> None:
         self._old, self._new = old, new
         self._dialect = dialect
         self._tls = tls
@@ -327,7 +334,7 @@ class _Takeover:
         others = [number for number in moving if _state(there, number) != "replica"]
         self._new.set_states(dict.fromkeys(others, VBucketState.REPLICA))
         try:
-            rows = self._new.report([self._old.order(moving, self._tls)])
+            rows = self._new.report([self._old.order(moving)])
             deadline, before = self._clock.monotonic() + PATIENCE_S, rows
             while any(rows[number].get("stream") != "over" for number in moving):
                 if self._clock.monotonic() > deadline:
