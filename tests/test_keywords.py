@@ -14,7 +14,8 @@ import pytest
 import tailrace
 import tailrace.testing
 from tailrace.client.options import SourceKeywords, SourceOptions
-from tailrace.errors import UsageError
+from tailrace.errors import TailraceError, UsageError
+from tailrace.table.mutation_tokens import wait_for
 
 URL = "couchbase://127.0.0.1"
 
@@ -58,22 +59,137 @@ def test_what_is_wrong_is_said_in_one_line(function: Any, given: dict[str, Any],
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("function", [tailrace.connect, tailrace.connect_sync])
+@pytest.mark.parametrize("url", [5, None, b"couchbase://127.0.0.1"])
+def test_a_url_is_a_text(function: Any, url: Any) -> None:
+    with pytest.raises(UsageError, match="url is a text or a ConnectionString, not"):
+        function(url)
+
+
 @pytest.mark.parametrize("vbuckets", ["x", 0, 3, True, 2048])
 def test_a_node_for_tests(vbuckets: Any) -> None:
     with pytest.raises(UsageError, match="power of two"):
         tailrace.testing.node(vbuckets)
-    with pytest.raises(UsageError, match="text"):
-        tailrace.testing.node(bucket=vbuckets if not isinstance(vbuckets, str) else 5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "given", [{"start": 5}, {"end": 5}, {"start": {0: 5}}, {"vbuckets": "0"}, {"vbuckets": [0.5]}]
+    ("given", "says"),
+    [
+        ({"bucket": 5}, "bucket is a text"),
+        ({"buckets": "one"}, "buckets is a list"),
+        ({"buckets": [5]}, "name is a text"),
+        ({"data": 5}, "data is a text or a Path or None"),
+        ({"users": {"ada": 5}}, "users is a dictionary of texts or None"),
+        ({"settings": "max_value=5"}, "settings is a dictionary or None"),
+        ({"tls": True}, "tls is an? SSLContext or None"),
+    ],
+)
+def test_what_a_node_for_tests_takes(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        tailrace.testing.node(**given)
+
+
+def test_what_its_methods_take() -> None:
+    with tailrace.testing.node(vbuckets=2) as node:
+        wrong: Any = "1"
+        for call in (
+            lambda: node.set(5, "v"),  # type: ignore[arg-type]
+            lambda: node.set_many({5: "v"}),  # type: ignore[dict-item]
+            lambda: node.get(None),  # type: ignore[arg-type]
+            lambda: node.set("k", "v", vbucket=wrong),
+            lambda: node.high_seqno(wrong),
+            lambda: node.rewind(wrong, 0),
+        ):
+            with pytest.raises(TailraceError):
+                call()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"start": 5},
+        {"end": 5},
+        {"start": {0: 5}},
+        {"end": {0: "x"}},
+        {"end": {"0": 5}},
+        {"vbuckets": "0"},
+        {"vbuckets": [0.5]},
+        {"vbuckets": [0, "1"]},
+        {"vbuckets": 5},
+    ],
 )
 def test_what_a_reading_takes(given: dict[str, Any]) -> None:
     with tailrace.testing.node(vbuckets=2) as node, tailrace.connect_sync(node.url) as source:
         for read in (source.changes, source.batches):
             with pytest.raises(UsageError):
                 next(iter(read(**given)))
+
+
+def test_what_a_source_is_asked() -> None:
+    with tailrace.testing.node(vbuckets=2) as node, tailrace.connect_sync(node.url) as source:
+        changes = source.changes(end="now")
+        assert list(changes) == []
+        wrong: Any
+        for wrong in (5, "0", ["0"]):
+            for call in (source.pause, source.resume, source.failover_logs):
+                with pytest.raises(UsageError, match="vbuckets is a list"):
+                    call(wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"path": 5}, "the path of a table|is a path, not '5'"),
+        ({"version": "3"}, "version is a whole number or None"),
+        ({"columns": "key"}, "columns is a list of names or None"),
+        ({"filter": "vbucket = 7"}, "filter is an Expression or a list or None"),
+        ({"storage_options": "x=y"}, "storage_options is a dictionary of texts or None"),
+    ],
+)
+def test_what_reading_a_table_takes(tmp_path: Path, given: dict[str, Any], says: str) -> None:
+    pytest.importorskip("deltalake")
+    with pytest.raises(UsageError, match=says):
+        tailrace.read_table(**{"path": tmp_path, **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [({"timeout_s": "5"}, "timeout_s is a number"), ({"storage_options": []}, "storage_options is a dict")],
+)
+def test_what_waiting_for_a_table_takes(tmp_path: Path, given: dict[str, Any], says: str) -> None:
+    pytest.importorskip("deltalake")
+    with pytest.raises(UsageError, match=says):
+        wait_for(tmp_path, "7:1:12", **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"url": 5}, "url is a text or a ConnectionString"),
+        ({"tables": 5}, "tables is a text or a path or a dictionary"),
+        ({"tables": {"shop.orders": 5}}, "tables is a text or a path or a dictionary"),
+        ({"options": {"maxOffsetsPerTrigger": 5}}, "options is a dictionary of texts"),
+        ({"onec": True}, "did you mean 'once'"),
+    ],
+)
+def test_what_a_mirror_takes(tmp_path: Path, given: dict[str, Any], says: str) -> None:
+    pytest.importorskip("pyspark")
+    from tailrace.spark.api import mirror
+
+    with pytest.raises(UsageError, match=says):
+        mirror(None, **{"url": URL, "tables": tmp_path, **given})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [({"url": 5}, "url is a text"), ({"options": "x"}, "options is"), ({"on_progress": 5}, "on_progress is")],
+)
+def test_what_verifying_takes(tmp_path: Path, given: dict[str, Any], says: str) -> None:
+    pytest.importorskip("pyspark")
+    from tailrace.spark.api import verify
+
+    with pytest.raises(UsageError, match=says):
+        verify(None, **{"url": URL, "table": tmp_path, **given})  # type: ignore[arg-type]
 
 
 def test_mypy_sees_names_and_types(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def check_types(options: Any) -> None:
     check_values(type(options), {field.name: getattr(options, field.name) for field in fields(options)})
 
 
-def check_values(kind: type, given: Mapping[str, Any]) -> None:
+def check_values(kind: type | Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Raise `UsageError` for a value that is not of the type that ``kind`` declares for its name."""
     hints = get_type_hints(kind)
     for name, value in given.items():
@@ -85,6 +85,8 @@ def check_values(kind: type, given: Mapping[str, Any]) -> None:
 
 def _fits(value: Any, hint: Any) -> bool:
     origin = get_origin(hint)
+    if hint is Any:
+        return True
     if origin in (Union, types.UnionType):
         return any(_fits(value, choice) for choice in get_args(hint))
     if hint is float:
@@ -97,6 +99,10 @@ def _fits(value: Any, hint: Any) -> bool:
         (member,) = get_args(hint)
         is_list = isinstance(value, collections.abc.Sequence) and not isinstance(value, str | bytes)
         return is_list and all(_fits(element, member) for element in value)
+    if origin is collections.abc.Mapping:
+        keys, values = get_args(hint)
+        is_mapping = isinstance(value, collections.abc.Mapping)
+        return is_mapping and all(_fits(key, keys) and _fits(value[key], values) for key in value)
     if origin is collections.abc.Iterable:
         return isinstance(value, origin) and not isinstance(value, str | bytes)
     if origin is not None:
@@ -116,7 +122,7 @@ _NAMES = {
     collections.abc.Callable: "a function",
     collections.abc.Iterable: "a list",
     collections.abc.Mapping: "a dictionary",
-    collections.abc.Sequence: "a list of names such as shop.orders",
+    collections.abc.Sequence: "a list",
 }
 
 
@@ -124,4 +130,9 @@ def _words(hint: Any) -> str:
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         return " or ".join(_words(choice) for choice in get_args(hint))
-    return _NAMES.get(origin or hint) or f"a {hint.__name__}"
+    if hint == Sequence[str]:
+        return "a list of names"
+    if hint == Mapping[str, str]:
+        return "a dictionary of texts"
+    name = getattr(hint, "__name__", str(hint))
+    return _NAMES.get(origin or hint) or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"

@@ -121,7 +121,10 @@ def file(given: str | os.PathLike[str], what: str = "the file", *, must_exist: b
 
 
 def _text(given: str | os.PathLike[str], what: str) -> str:
-    text = os.fspath(given)
+    try:
+        text = os.fspath(given)
+    except TypeError:
+        raise UsageError(f"{what} is a path, not {str(given)[:40]!r} ({type(given).__name__})") from None
     if not isinstance(text, str):
         raise UsageError(f"{what} is given as bytes, give it as text")
     if not text:

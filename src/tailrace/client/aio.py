@@ -39,7 +39,7 @@ from .events import Event
 from .groups.reader import GroupAutosave, GroupReader
 from .node_questions import NodeQuestions
 from .nodes import Nodes
-from .options import SourceKeywords, SourceOptions, complete, read_options, resolve
+from .options import SourceKeywords, SourceOptions, complete, read_options, resolve, vbucket_numbers
 from .portion import Portion, release
 from .question_scripts import failover_logs, high_seqnos
 from .read_options import End, Start
@@ -314,12 +314,12 @@ class Source:
         """Stop receiving some vbuckets; `resume` continues exactly there. Only DCP can do that."""
         if self.options.dialect != "dcp":
             raise UsageError(f"{self.options.dialect} can't close a stream, so nothing can be paused")
-        self._active().pause(list(vbuckets))
+        self._active().pause(vbucket_numbers(vbuckets))
         self._turn()
 
     async def resume(self, vbuckets: Iterable[int]) -> None:
         """Go on with vbuckets that were paused."""
-        self._active().resume(list(vbuckets))
+        self._active().resume(vbucket_numbers(vbuckets))
         self._turn()
 
     # positions
@@ -394,8 +394,7 @@ class Source:
         self, vbuckets: Iterable[int] | None = None, *, reachable_only: bool = False
     ) -> dict[int, FailoverLog]:
         """The branches of vbuckets, newest first; with ``reachable_only``, of those whose nodes answer."""
-        assert self._nodes.map is not None
-        chosen = range(self._nodes.map.vbucket_count) if vbuckets is None else sorted(set(vbuckets))
+        chosen = range(self.vbucket_count) if vbuckets is None else vbucket_numbers(vbuckets)
         logs: dict[int, FailoverLog] = {}
         for answer in await self._asking.everybody(
             lambda address: failover_logs(

@@ -7,12 +7,13 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypedDict
 
 from ..connstr import ConnectionString, parse
 from ..errors import UsageError
-from ..keywords import check_names, check_types
+from ..keywords import check_names, check_types, check_values
 from ..model import Position, parse_positions
 from ..protocol.dcp.reader import ReaderSettings
 from ..protocol.tap.reader import TapSettings
@@ -24,7 +25,7 @@ from .read_options import End, ReadOptions, Start
 from .state_store import FileState, StateStore
 from .tls import TlsOptions
 
-__all__ = ["SourceKeywords", "SourceOptions", "read_options", "resolve"]
+__all__ = ["SourceKeywords", "SourceOptions", "read_options", "resolve", "vbucket_numbers"]
 
 _TAP = TapSettings()
 _LEAST_BUFFER = 1 << 10
@@ -112,6 +113,7 @@ class SourceOptions:
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_types(self.tap_settings)
         if self.dialect not in DIALECTS:
             raise UsageError(f"there is no dialect {self.dialect!r}; known are {', '.join(DIALECTS)}")
         for name in CANNOT[self.dialect]:
@@ -242,9 +244,10 @@ def connection_name(purpose: str) -> str:
     return f"tailrace:{host}"[: MAX_NAME_BYTES - len(tail)] + tail
 
 
-def resolve(where: str | ConnectionString, options: SourceOptions) -> ConnectionString:
+def resolve(url: str | ConnectionString, options: SourceOptions) -> ConnectionString:
     """The connection string with user and password from the options, where those are given."""
-    target = parse(where, os.environ) if isinstance(where, str) else where
+    check_values(resolve, {"url": url})
+    target = parse(url, os.environ) if isinstance(url, str) else url
     if options.username is not None:
         target = replace(target, username=options.username, password=options.password)
     elif options.password is not None:
@@ -264,6 +267,21 @@ def complete(options: SourceOptions, where: ConnectionString) -> SourceOptions:
     return replace(options, **taken) if taken else options
 
 
+def vbucket_numbers(vbuckets: Iterable[int]) -> list[int]:
+    """The vbuckets that somebody named, in order."""
+    check_values(vbucket_numbers, {"vbuckets": vbuckets})
+    named = set(vbuckets)
+    if not all(type(vbucket) is int for vbucket in named):
+        raise UsageError("vbuckets is a list of whole numbers")
+    return sorted(named)
+
+
+def _is_by_vbucket(given: object, kind: type) -> bool:
+    return isinstance(given, Mapping) and all(
+        isinstance(vbucket, Integral) and isinstance(value, kind) for vbucket, value in given.items()
+    )
+
+
 def read_options(
     options: SourceOptions,
     start: Start | str,
@@ -271,21 +289,18 @@ def read_options(
     vbuckets: Iterable[int] | None,
 ) -> ReadOptions:
     """The options of one reading; ``start`` may also be positions as JSON text."""
-    chosen = None if vbuckets is None else sorted(set(vbuckets))
+    chosen = None if vbuckets is None else vbucket_numbers(vbuckets)
     if isinstance(start, str):
         start = KAFKA_PLACES.get(start, start)
     if isinstance(start, str) and start.lstrip().startswith("{"):
         start = parse_positions(start)
-    is_word_or_mapping = isinstance(start, str | Mapping) and isinstance(end, str | Mapping)
-    if not is_word_or_mapping or (
-        isinstance(start, Mapping) and not all(isinstance(position, Position) for position in start.values())
+    if not (isinstance(start, str) or _is_by_vbucket(start, Position)) or not (
+        isinstance(end, str) or _is_by_vbucket(end, Integral)
     ):
         raise UsageError(
             "start is beginning, now, or a mapping of vbucket to Position; "
             "end is now, forever, or a mapping of vbucket to seqno"
         )
-    if not all(type(vbucket) is int for vbucket in chosen or ()):
-        raise UsageError("vbuckets is a list of whole numbers")
     if chosen is not None and options.group_slot:
         raise UsageError("the slot says which vbuckets are read; leave out vbuckets")
     if options.group_store is not None and (chosen is not None or end != "forever"):

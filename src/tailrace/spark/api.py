@@ -12,7 +12,7 @@ from ..table.opening import TableOptions, open_table
 from .rounds.handle import MirrorHandle
 from .rounds.jobs import SparkJobs
 from .rounds.mirror import Mirror
-from .rounds.setup import MirrorKeywords, StrPath, build_mirror, source_options
+from .rounds.setup import BucketAndTables, MirrorKeywords, StrPath, build_mirror, source_options
 from .rounds.verify import Verdict, verify_table
 from .source.options import parse_options
 
@@ -31,6 +31,7 @@ def prepare_mirror(
     """A mirror that has not been started; see `mirror`."""
     check_known(list(MirrorKeywords.__annotations__), settings, "setting")
     check_values(MirrorKeywords, settings)
+    check_values(BucketAndTables, {"url": url, "tables": tables})
     given = source_options(url, settings.get("options"))
     return build_mirror(_jobs(spark, given), url, tables, **settings)
 
@@ -99,6 +100,11 @@ def verify(
 
     ``on_progress`` is called with the number of changes compared so far, and the total.
     """
+    check_values(BucketAndTables, {"url": url})
+    check_values(
+        MirrorKeywords,
+        {"options": options, "storage_options": storage_options, "on_progress": on_progress},
+    )
     given = source_options(url, options)
     held = open_table(table, TableOptions(dict(storage_options or {})))
     return verify_table(_jobs(spark, given), given, held, on_progress)

@@ -95,6 +95,8 @@ def _struct(schema: StructType | str) -> StructType:
 
     if isinstance(schema, StructType):
         return schema
+    if not isinstance(schema, str):
+        raise UsageError(f"a schema is a StructType or DDL text, not {str(schema)[:40]!r}")
     try:
         declared = cast(StructType, StructType.fromDDL(schema))
     except Exception as error:  # noqa: BLE001 - Spark's parser raises what its version likes

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..clock import SYSTEM, Clock
 from ..errors import TokensNotHeld, UsageError
+from ..keywords import check_values
 from ..model import Position, check_seqno, check_u64, parse_u64
 from .contract import Table
 from .file_reading import scan
@@ -148,6 +149,7 @@ def wait_for(
     ``7:1:12``.
     `TokensNotHeld` if the bucket has taken one of them back, or if the time is up.
     """
+    check_values(wait_for, {"timeout_s": timeout_s, "storage_options": storage_options})
     wanted = [MutationToken.of(token) for token in _each(tokens)]
     table = open_table(path, TableOptions(storage_options or {}))
     ends_at = clock.monotonic() + timeout_s

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap
 
 from ..errors import UsageError
+from ..keywords import check_values
 from ..model import Position, parse_positions
 from .contract import DataFile, Table
 from .file_reading import scan
@@ -55,17 +57,27 @@ def read_table(
     or all of them as JSON), or neither for the newest rows. ``filter`` is an expression of pyarrow or a list
     such as ``[("vbucket", "=", 7)]``; files and row groups that can't have a matching row are not read.
     """
+    given = {"version": version, "columns": columns, "filter": filter, "storage_options": storage_options}
+    check_values(read_table, given)
     table = open_table(path, TableOptions(storage_options or {}))
     schema = table.schema if version is None else table.schema_of(version)
     names = list(schema.names if columns is None else columns)
     unknown = [name for name in names if name not in schema.names]
     if unknown:
         raise UsageError(f"the table has no column {unknown[0]!r}; it has {', '.join(schema.names)}")
-    where = (
-        filter if filter is None or isinstance(filter, pc.Expression) else pq.filters_to_expression(filter)
-    )
     files = live_files(table, version, at)
-    return LiveRows(table, tuple(files), schema, tuple(names), where)
+    return LiveRows(table, tuple(files), schema, tuple(names), _condition(filter))
+
+
+def _condition(filter: pc.Expression | Sequence[Any] | None) -> pc.Expression | None:
+    if filter is None or isinstance(filter, pc.Expression):
+        return filter
+    try:
+        return pq.filters_to_expression(filter)
+    except (ValueError, TypeError, pa.ArrowException) as error:
+        raise UsageError(
+            f'{str(filter)[:80]} is no filter, write a list such as [("vbucket", "=", 7)]: {error}'
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,11 @@ def live_files(table: Table, version: int | None = None, at: PositionVector | No
         raise UsageError("version and at exclude each other")
     by_version: dict[int, list[int]] = {}
     wanted = parse_positions(at, besides=_BESIDES) if isinstance(at, str) else at
+    if not isinstance(wanted, Mapping) or not all(
+        isinstance(vbucket, Integral) and isinstance(place, Integral | Position)
+        for vbucket, place in wanted.items()
+    ):
+        raise UsageError("at is a mapping of vbucket to Position or seqno, or their JSON")
     for vbucket, position in wanted.items():
         chosen = _version_at(table, vbucket, position)
         if chosen is not None:
@@ -105,10 +122,10 @@ def _version_at(table: Table, vbucket: int, wanted: Position | int) -> int | Non
 
     Versions on branches older than the position's own count too: they are on the way to it.
     """
-    seqno = wanted if isinstance(wanted, int) else wanted.seqno
+    seqno = wanted.seqno if isinstance(wanted, Position) else wanted
     if seqno == 0:
         return None
-    branch = None if isinstance(wanted, int) else wanted.vb_uuid
+    branch = wanted.vb_uuid if isinstance(wanted, Position) else None
     is_on_the_way = branch is None
     oldest: Position | None = None
     for version, position in table.lineage(vbucket):

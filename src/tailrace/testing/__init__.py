@@ -31,7 +31,7 @@ def node(
     buckets: Iterable[str] = (),
     data: str | Path | None = None,
     users: Mapping[str, str] | None = None,
-    settings: Mapping[str, str | int | float] | None = None,
+    settings: Mapping[str, str | bool | int | float] | None = None,
     tls: ssl.SSLContext | None = None,
     clock: Clock = SYSTEM,
 ) -> RunningNode:

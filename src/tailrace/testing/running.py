@@ -20,6 +20,7 @@ from zlib import crc32
 from ..clock import SYSTEM, Clock
 from ..errors import StoreError, UsageError
 from ..files import DiskFiles, Files, MemoryFiles
+from ..keywords import check_values
 from ..protocol.sasl import Users
 from ..server.aio import Server, ServerConnection, listen, new_loop
 from ..server.bucket import ServedBucket
@@ -53,13 +54,16 @@ class RunningNode:
         buckets: Iterable[str] = (),
         data: str | Path | None = None,
         users: Mapping[str, str] | None = None,
-        settings: Mapping[str, str | int | float] | None = None,
+        settings: Mapping[str, str | bool | int | float] | None = None,
         tls: ssl.SSLContext | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         if type(vbuckets) is not int or not 1 <= vbuckets <= 1024 or vbuckets & (vbuckets - 1):
             raise UsageError(f"vbuckets is a power of two from 1 to 1024, not {vbuckets!r}")
-        for name in (bucket, *buckets):
+        given: dict[str, Any] = {"bucket": bucket, "data": data, "users": users, "tls": tls}
+        check_values(RunningNode.__init__, given | {"buckets": buckets, "settings": settings})
+        names = (bucket, *buckets)
+        for name in names:
             if not isinstance(name, str):
                 raise UsageError(f"a bucket's name is a text, not {name!r}")
         self.vbuckets = vbuckets
@@ -69,7 +73,7 @@ class RunningNode:
         self.tls_port: int | None = None
         self.settings = Settings.parse(f"{name}={value}" for name, value in (settings or {}).items())
         self.files: Files = MemoryFiles() if data is None else DiskFiles(data)
-        self._buckets = (bucket, *buckets)
+        self._buckets = names
         self._users = dict(users or {})
         self._tls = tls
         self._clock = clock
@@ -215,8 +219,7 @@ class RunningNode:
 
     def vbucket_of(self, key: str | bytes) -> int:
         """The vbucket of a key."""
-        raw = key.encode() if isinstance(key, str) else key
-        return ((crc32(raw) >> 16) & 0x7FFF) % self.vbuckets
+        return ((crc32(_raw(key)) >> 16) & 0x7FFF) % self.vbuckets
 
     def set(self, key: str | bytes, value: Any, *, expiry: int = 0, vbucket: int | None = None) -> Written:
         """Write a document: bytes as they are, everything else as JSON. ``expiry`` is in Unix seconds."""
@@ -225,7 +228,7 @@ class RunningNode:
 
     def set_many(self, documents: Mapping[str | bytes, Any], *, vbucket: int | None = None) -> None:
         """Write many documents, in order; if one is refused, those before it are written."""
-        keys = [key.encode() if isinstance(key, str) else key for key in documents]
+        keys = [_raw(key) for key in documents]
         places = [self.vbucket_of(key) if vbucket is None else vbucket for key in keys]
         stored = [self._stored(value) for value in documents.values()]
 
@@ -255,7 +258,7 @@ class RunningNode:
         return self._on(key, vbucket, lambda vb, full: vb.delete(full))
 
     def _on(self, key: str | bytes, vbucket: int | None, act: Callable[[VBucket, bytes], T]) -> T:
-        raw = key.encode() if isinstance(key, str) else key
+        raw = _raw(key)
         at = self.vbucket_of(raw) if vbucket is None else vbucket
         return self.call(lambda node: act(_vbucket(node.buckets[self.bucket], at), b"\0" + raw))
 
@@ -279,6 +282,8 @@ class RunningNode:
         targets = dict.fromkeys([vbucket] if isinstance(vbucket, int) else vbucket, to_seqno)
 
         def act(bucket: ServedBucket) -> None:
+            for at in targets:
+                _vbucket(bucket, at)
             bucket.store.rollback(targets, branch=True)
             for at in targets:
                 bucket.vbucket_changed(at)
@@ -445,9 +450,18 @@ def _default_user() -> tuple[str, str]:
     return DEFAULT_USER
 
 
+def _raw(key: object) -> bytes:
+    match key:
+        case str():
+            return key.encode()
+        case bytes() | bytearray() | memoryview():
+            return bytes(key)
+    raise UsageError(f"a key is a text or bytes, not {str(key)[:40]!r} ({type(key).__name__})")
+
+
 def _vbucket(bucket: ServedBucket, at: int) -> VBucket:
     vbuckets = bucket.store.vbuckets
-    vbucket = vbuckets[at] if 0 <= at < len(vbuckets) else None
+    vbucket = vbuckets[at] if isinstance(at, int) and 0 <= at < len(vbuckets) else None
     if vbucket is None:
         raise UsageError(f"the node has no vbucket {at}, only 0 to {len(vbuckets) - 1}")
     return vbucket

@@ -27,7 +27,7 @@ from .same_bucket import UUID, check_same_bucket, is_replaced
 from .table_contents import mirror_contents, source_note
 from .typed_tables import TypedWish, sample_documents, show_schema, shown_schema
 
-__all__ = ["MirrorKeywords", "StrPath", "build_mirror", "source_options"]
+__all__ = ["BucketAndTables", "MirrorKeywords", "StrPath", "build_mirror", "source_options"]
 
 StrPath = str | os.PathLike[str]
 
@@ -49,6 +49,13 @@ class CollectionTable:
     def is_default(self) -> bool:
         """Whether it is the default collection, which every bucket has."""
         return self.path == "_default._default"
+
+
+class BucketAndTables(TypedDict):
+    """What to keep equal to what."""
+
+    url: str | ConnectionString
+    tables: StrPath | Mapping[str, StrPath]
 
 
 class MirrorKeywords(TypedDict, total=False):
