@@ -28,6 +28,12 @@ def looks_outside(code: str, depth: int) -> Iterator[str]:
                 yield f"line {node.lineno}: {text!r}"
             case ast.BinOp(right=ast.Constant(value="..")):
                 yield f"line {node.lineno}: {ast.unparse(node)}"
+            case ast.Call(func=ast.Attribute(attr="home" | "expanduser")):
+                yield f"line {node.lineno}: {ast.unparse(node)}"
+            case ast.Call(func=ast.Attribute(attr="join" | "joinpath"), args=steps) if any(
+                isinstance(step, ast.Constant) and step.value == ".." for step in steps
+            ):
+                yield f"line {node.lineno}: {ast.unparse(node)}"
             case ast.Attribute() | ast.Subscript() if _climbs(node) > depth + 1:
                 yield f"line {node.lineno}: {ast.unparse(node)}"
 
@@ -65,6 +71,9 @@ def test_nothing_looks_outside_of_the_repository(path: Path) -> None:
         "SEEDS = Path(__file__).parent.parent.parent.parent",
         'SEEDS = ROOT / ".." / "shared"',
         'SEEDS = open("../shared/notes.md")',
+        'SEEDS = os.path.join(HERE, "..", "..", "shared")',
+        'SEEDS = Path(__file__).parent.joinpath("..", "shared")',
+        "SEEDS = Path.home()",
     ],
 )
 def test_what_looks_outside_is_noticed(code: str) -> None:
