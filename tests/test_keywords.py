@@ -180,6 +180,17 @@ def test_what_a_mirror_takes(tmp_path: Path, given: dict[str, Any], says: str) -
         mirror(None, **{"url": URL, "tables": tmp_path, **given})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["trigger_s", "changes_keep_s", "undo_s", "undo_bytes"])
+@pytest.mark.parametrize("value", [-1, float("inf")])
+def test_limits_of_a_mirror(tmp_path: Path, name: str, value: Any) -> None:
+    pytest.importorskip("pyspark")
+    from tailrace.spark.rounds.setup import build_mirror
+
+    jobs: Any = None
+    with pytest.raises(UsageError, match=f"{name} is 0 or more"):
+        build_mirror(jobs, URL, tmp_path, **{"changes": tmp_path / "log", name: value})
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [({"url": 5}, "url is a text"), ({"options": "x"}, "options is"), ({"on_progress": 5}, "on_progress is")],

@@ -8,20 +8,30 @@ import re
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
 from syntax_trees import parse
 from tailrace.cli.main import COMMANDS, cli
+from tailrace.cli.spark_options import source_options_of
 from tailrace.client.options import SourceOptions
+from tailrace.client.tls import TlsOptions
+from tailrace.connstr import _OPTIONS as URL_OPTIONS
+from tailrace.connstr import ConnectionString
+from tailrace.connstr import parse as parse_url
 from tailrace.errors import UsageError
 from tailrace.protocol.dcp.controls import ConnectionOptions
+from tailrace.protocol.tap.reader import TapSettings
 from tailrace.server.settings import Settings
+from tailrace.spark.rounds.setup import MirrorKeywords, build_mirror
+from tailrace.spark.source.feed import check_bucket
 from tailrace.spark.source.options import OPTIONS, parse_options
 from tailrace.store.base import StoreSettings
 
-SOURCE = Path(__file__).resolve().parents[1] / "src" / "tailrace"
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "tailrace"
 MODULES = {str(path.relative_to(SOURCE)): path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
 
 
@@ -84,6 +94,60 @@ def test_options_of_a_dcp_connection() -> None:
     assert unread == []
 
 
+def test_settings_of_tap_and_tls() -> None:
+    for kind, here in ((TapSettings, "protocol/tap/reader.py"), (TlsOptions, "client/tls.py")):
+        unread = [
+            field.name
+            for field in fields(kind)
+            if not readers(field.name, without=here) and f"settings.{field.name}" not in MODULES[here]
+        ]
+        assert unread == []
+
+
+def test_settings_of_a_mirror() -> None:
+    tree = parse(inspect.getsource(build_mirror))
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert {*MirrorKeywords.__annotations__, "clock", "in_background"} - used == set()
+    assert MirrorKeywords.__annotations__.keys() <= inspect.signature(build_mirror).parameters.keys()
+
+
+def test_options_of_connection_strings() -> None:
+    """Each is documented, kept in a field, and read by those that connect."""
+    page = (ROOT / "docs" / "finding.md").read_text().split("## Options")[1].split("\n## ")[0]
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    documented = {name for row in rows for name in re.findall(r"`(\w+)", row)}
+    assert documented == {name for names in URL_OPTIONS.values() for name in names}
+    kept = {field.name for field in fields(ConnectionString)}
+    assert URL_OPTIONS.keys() - kept == {"nameserver_port"}  # it is the port of `nameserver`
+    reads = re.compile(r"\b_?(?:where|url|target|source)\.(\w+)")
+    read = {
+        name for module, text in MODULES.items() if module != "connstr.py" for name in reads.findall(text)
+    }
+    assert kept - read == set()
+
+
+def test_environment_variables() -> None:
+    """Those that the package reads are documented, and those that are documented are read."""
+    with click.Context(cli) as ctx:
+        of_commands = {
+            "_".join(["TAILRACE", *path.split(), option]).replace("-", "_").upper()
+            for path, command in commands(cli, ctx)
+            for parameter in command.params
+            for option in [name.lstrip("-") for name in parameter.opts]
+        }
+    variable = re.compile(r"\bTAILRACE_[A-Z_]*[A-Z]\b")
+    read = {
+        node.value
+        for text in MODULES.values()
+        for node in ast.walk(parse(text))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and variable.fullmatch(node.value)
+    }
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*")]
+    named = {name for page in pages if page.is_file() for name in variable.findall(page.read_text())}
+    assert read - named == set()
+    assert named - read - of_commands == set()
+
+
 def commands(group: click.Group, ctx: click.Context, path: str = "") -> list[tuple[str, click.Command]]:
     made = []
     for name in group.list_commands(ctx):
@@ -93,6 +157,22 @@ def commands(group: click.Group, ctx: click.Context, path: str = "") -> list[tup
         if isinstance(command, click.Group):
             made += commands(command, ctx, f"{path}{name} ")
     return made
+
+
+def words(text: str) -> set[str]:
+    """The strings of a module, outside of declarations of options."""
+    tree = parse(text)
+    declared = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("click.option", "click.argument")
+        for inner in ast.walk(node)
+    }
+    return {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in declared
+    }
 
 
 def test_options_of_the_commands() -> None:
@@ -108,7 +188,7 @@ def test_options_of_the_commands() -> None:
             module = inspect.getmodule(function)
             assert module is not None
             shared = ("cli/client.py", "cli/spark_options.py", "cli/http_options.py")
-            text = inspect.getsource(module) + "".join(MODULES[part] for part in shared)
+            looked_up = words(inspect.getsource(module)).union(*(words(MODULES[part]) for part in shared))
             parameters = inspect.signature(function).parameters
             for parameter in command.params:
                 name = parameter.name
@@ -117,11 +197,27 @@ def test_options_of_the_commands() -> None:
                 if name in parameters:
                     is_read = name in used
                 else:
-                    is_read = f'"{name}"' in text or f"'{name}'" in text
+                    is_read = name in looked_up
                 if not is_read:
                     unread.append(f"{path}: {name}")
     assert unread == []
     assert COMMANDS
+
+
+@pytest.mark.parametrize("name", ["tls_ca", "tls_cert", "tls_key", "tls_no_verify"])
+def test_commands_hand_each_option_of_tls_to_spark(name: str) -> None:
+    unset: dict[str, Any] = {"tls_ca": None, "tls_cert": None, "tls_key": None, "tls_no_verify": False}
+    given = unset | {name: True if name == "tls_no_verify" else "/a/file"}
+    url = parse_url("couchbases://h")
+    assert source_options_of(url, given, {}) != source_options_of(url, unset, {})
+
+
+def test_a_key_without_a_certificate_is_no_login(tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    key.touch()
+    options = parse_options({"connectionString": "couchbases://127.0.0.1:1", "tlsClientKey": str(key)})
+    with pytest.raises(UsageError, match="a key file without a certificate"):
+        check_bucket(options)
 
 
 def test_a_login_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

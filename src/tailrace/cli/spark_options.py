@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -234,10 +235,12 @@ def source_options_of(url: ConnectionString, tls: dict[str, Any], more: dict[str
     """Options of the Spark source from those of a command."""
     from ..spark.api import source_options
 
+    if tls["tls_no_verify"] and url.tls:
+        url = replace(url, verify=False)
     options = source_options(url)
     for option, name in (("tls_ca", "tlsCaFile"), ("tls_cert", "tlsClientCert"), ("tls_key", "tlsClientKey")):
         if tls.get(option):
-            options[name] = tls[option]
+            options[name] = str(tls[option])
     return {**options, **more}
 
 

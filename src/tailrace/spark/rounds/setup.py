@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -121,6 +122,10 @@ def build_mirror(
     in_background: bool = True,
 ) -> Mirror:
     """A mirror that has not been started; `tailrace.spark.mirror` says what its settings mean."""
+    limits = {"trigger_s": trigger_s, "changes_keep_s": changes_keep_s, "undo_s": undo_s}
+    for name, value in {**limits, "undo_bytes": undo_bytes}.items():
+        if value is not None and not 0 <= value < math.inf:
+            raise UsageError(f"{name} is 0 or more, and not without end")
     if changes is None and changes_keep_s is not None:
         raise UsageError("changes_keep_s needs a change log; give its path with changes")
     given = source_options(url, options)

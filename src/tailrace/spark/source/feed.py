@@ -44,7 +44,7 @@ def _where(options: Options) -> tuple[ConnectionString, TlsOptions | None]:
         password=where.password if options.password is None else options.password,
     )
     tls = None
-    if options.tls_ca_file or options.tls_client_cert:
+    if options.tls_ca_file or options.tls_client_cert or options.tls_client_key:
         tls = TlsOptions(
             ca_file=options.tls_ca_file, cert_file=options.tls_client_cert, key_file=options.tls_client_key
         )
