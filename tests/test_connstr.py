@@ -90,7 +90,7 @@ def test_the_environment_fills_what_is_missing() -> None:
         ("couchbase://h/b?x=1", "'x' is not an option"),
         ("couchbase://h?networks=external", "is it network?"),
         ("couchbase://h?network", "write name=value"),
-        ("couchbase://h?network=a%20b", "network is auto, default, external"),
+        ("couchbase://h?network=a%20b", "network must be auto, default, external"),
         ("couchbase://h?tls_verify=none", "couchbases://"),
         ("couchbases://h?tls_verify=maybe", "peer or none"),
         ("couchbase://h?kv_connect_timeout=0", "more than 0"),

@@ -47,7 +47,7 @@ class ManualClock:
     def advance(self, seconds: float) -> None:
         """Let time pass."""
         if seconds < 0:
-            raise ValueError("time passes forwards; use jump() to set the wall clock back")
+            raise ValueError("time only moves forward; use jump() to set the wall clock back")
         self._wall_ns += int(seconds * 1e9)
         self._monotonic += seconds
 

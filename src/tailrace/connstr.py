@@ -191,13 +191,13 @@ def _options(query: str, *, tls: bool) -> _UrlOptions:
     options: _UrlOptions = {}
     if "network" in texts:
         if _NETWORK.fullmatch(texts["network"]) is None:
-            raise UsageError("network is auto, default, external, or another name from the cluster map")
+            raise UsageError("network must be auto, default, external, or another name from the cluster map")
         options["network"] = texts["network"]
     if "ca_file" in texts:
         options["ca_file"] = texts["ca_file"]
     if "verify" in texts:
         if texts["verify"] not in ("none", "peer", "on", "off", "no_verify"):
-            raise UsageError("tls_verify is peer or none")
+            raise UsageError("tls_verify must be peer or none")
         options["verify"] = texts["verify"] in ("peer", "on", "off")  # ssl=off is about TLS, not about checks
     if not tls and (texts.keys() & {"ca_file", "verify"}):
         raise UsageError("certificates are for couchbases://, which is TLS")
@@ -207,13 +207,13 @@ def _options(query: str, *, tls: bool) -> _UrlOptions:
     for name in flags:
         if name in texts:
             if texts[name].lower() not in _YES + _NO:
-                raise UsageError(f"{_OPTIONS[name][0]} is true or false")
+                raise UsageError(f"{_OPTIONS[name][0]} must be true or false")
             options[name] = texts[name].lower() in _YES
     if "nameserver" in texts:
         try:
             host = str(ipaddress.ip_address(texts["nameserver"]))
         except ValueError:
-            raise UsageError("dns_nameserver is the address of a name server") from None
+            raise UsageError("dns_nameserver must be the address of a name server") from None
         options["nameserver"] = Address(host, _port(texts.get("nameserver_port", "53"), "dns_port"))
     elif "nameserver_port" in texts:
         raise UsageError("dns_port is the port of dns_nameserver, write both")
@@ -224,7 +224,7 @@ def _seconds(text: str) -> float:
     """Seconds from a text with a unit, or in milliseconds as the SDKs have it."""
     seconds = parse_integer(text, maximum=86_400_000) / 1000 if text.isdigit() else parse_duration_s(text)
     if seconds <= 0:
-        raise UsageError("kv_connect_timeout is more than 0")
+        raise UsageError("kv_connect_timeout must be more than 0")
     return seconds
 
 
@@ -264,7 +264,7 @@ def _address(text: str, *, tls: bool) -> Address:
     if text.startswith("["):
         inner, bracket, port_text = text[1:].partition("]")
         if not bracket or (port_text and not port_text.startswith(":")):
-            raise UsageError("an IPv6 address is in brackets with the port after it, as in [::1]:11210")
+            raise UsageError("an IPv6 address must be in brackets with the port after it, as in [::1]:11210")
         host = _decoded(inner, "the host")
         try:
             ipaddress.IPv6Address(host)
@@ -273,7 +273,7 @@ def _address(text: str, *, tls: bool) -> Address:
         colon, port_text = port_text[:1], port_text[1:]
     else:
         if text.count(":") > 1:
-            raise UsageError("an IPv6 address is in brackets, as in [::1]:11210")
+            raise UsageError("an IPv6 address must be in brackets, as in [::1]:11210")
         host, colon, port_text = text.partition(":")
         if not _is_host_name(host):
             raise UsageError(f"{host!r} is not a host name, {_SHAPE}")

@@ -298,9 +298,9 @@ class BucketReplaced(TableError):
 
     def __str__(self) -> str:
         return (
-            f"the table at {self.table} is of a bucket {self.bucket!r} that was deleted and made again (its "
-            f"uuid was {self.known} and is {self.now}): mirror it into a new table, or replace all rows of "
-            "this one with 'tailrace mirror --accept-new-bucket'"
+            f"the table at {self.table} mirrors a bucket {self.bucket!r} that was deleted and created again "
+            f"(its uuid was {self.known} and is {self.now}): mirror it into a new table, or replace all rows "
+            "of this one with 'tailrace mirror --accept-new-bucket'"
         )
 
 

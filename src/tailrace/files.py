@@ -589,7 +589,7 @@ class MemoryFiles:
 
     def create(self, path: str) -> File:
         if path in self.files:
-            raise FileExistsError(errno.EEXIST, "it is there already", path)
+            raise FileExistsError(errno.EEXIST, "it already exists", path)
         self.files[path] = bytearray()
         return MemoryFile(path, self.files[path])
 
@@ -604,7 +604,7 @@ class MemoryFiles:
 
     def link(self, old: str, new: str) -> None:
         if new in self.files:
-            raise FileExistsError(errno.EEXIST, "it is there already", new)
+            raise FileExistsError(errno.EEXIST, "it already exists", new)
         self.files[new] = self.files[old]
 
     def unlink(self, path: str) -> None:

@@ -80,7 +80,7 @@ def check_values(kind: type | Callable[..., Any], given: Mapping[str, Any]) -> N
     for name, value in given.items():
         if not _fits(value, hints[name]):
             text = f"{str(value)[:40]!r} ({type(value).__name__})"
-            raise UsageError(f"{name} is {_words(hints[name])}, not {text}")
+            raise UsageError(f"{name} must be {_words(hints[name])}, not {text}")
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -116,7 +116,7 @@ _NAMES = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
-    str: "a text",
+    str: "text",
     type(None): "None",
     os.PathLike: "a path",
     collections.abc.Callable: "a function",

@@ -164,7 +164,7 @@ def _resolved(text: str, what: str) -> Path:
     try:
         return Path(text).resolve()
     except (OSError, RuntimeError) as error:  # a loop of links
-        reason = getattr(error, "strerror", None) or "its links run in a circle"
+        reason = getattr(error, "strerror", None) or "its links form a loop"
         raise UsageError(f"{what} {text!r} can't be followed: {reason}") from None
 
 

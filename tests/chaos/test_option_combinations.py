@@ -49,7 +49,7 @@ KEYS = [f"key-{number}" for number in range(24)]
 DEFAULT, ORDERS, USERS = "_default._default", "shop.orders", "shop.users"
 COLLECTIONS = (DEFAULT, ORDERS, USERS)
 DROPPED = USERS
-"""The one that is dropped and made again."""
+"""The one that is dropped and created again."""
 SCHEMA = "n BIGINT, name STRING"
 REFUSED = re.compile(
     "is not typed|has a value column|for typed tables|other columns; with and without kept deletes"

@@ -422,7 +422,7 @@ def test_a_table_against_its_bucket(tmp_path: Path, capsys: pytest.CaptureFixtur
     with RunningNode(8) as made_anew:
         findings = of_table(made_anew.url, path)
         assert wrong(findings) == [("table", ERROR)]
-        assert "made again" in text_of(findings, "table")
+        assert "created again" in text_of(findings, "table")
 
 
 def test_vbuckets_for_people() -> None:

@@ -1,4 +1,4 @@
-"""Clusters behind names: SRV records, networks with their own addresses, buckets that are made again."""
+"""Clusters behind names: SRV records, networks with their own addresses, buckets that are created again."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_from_outside_with_tls_and_a_name(names: DnsServer, tmp_path: Path) -> N
             tailrace.connect_sync(where + "&network=default", retry_for_s=0.2).__enter__().high_seqnos()
 
 
-# buckets that are made again
+# buckets that are created again
 
 
 def test_a_bucket_that_was_made_again_is_an_error() -> None:
@@ -276,7 +276,7 @@ def test_a_bucket_that_was_made_again_is_an_error() -> None:
     assert not nodes.apply(json.dumps(cluster_config(uuid="bb")).encode(), seed)  # an old map that comes late
     assert nodes.apply(json.dumps(cluster_config(rev=2)).encode(), seed)
     with pytest.raises(
-        RemoteProtocolError, match="'travel' was deleted and made again: its uuid is bb and was aa"
+        RemoteProtocolError, match="'travel' was deleted and created again: its uuid is bb and was aa"
     ):
         nodes.apply(json.dumps(cluster_config(rev=3, uuid="bb")).encode(), seed)
 

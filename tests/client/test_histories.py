@@ -1,7 +1,7 @@
 """The whole promise, at random: whatever happens to a node, an application that follows the events is equal.
 
 Writes, deletions, rewinds one after the other, kills that lose what was not on disk, restarts, purges,
-flushes, a bucket that is made anew and broken connections, in any order. The reader takes events or
+flushes, a bucket that is created again and broken connections, in any order. The reader takes events or
 batches, right away or only what is on disk, pauses vbuckets, stops in the middle, forgets and resumes.
 A seed replays a failure.
 """

@@ -364,7 +364,7 @@ def test_commands(
     assert run(capfdbinary, "set", url, "o", "1", "--collection", "shop.orders")[0] == 0
     assert run(capfdbinary, "get", url, "o", "--collection", "shop.orders")[1] == b"1"
     code, _, err = run(capfdbinary, "collections", url, "--create", "shop.orders")
-    assert (code, err) == (1, b"tailrace: error: the collection 'shop.orders' exists already\n")
+    assert (code, err) == (1, b"tailrace: error: the collection 'shop.orders' already exists\n")
     assert b"shop.orders" not in run(capfdbinary, "collections", url, "--drop", "shop.orders")[1]
     # the command line is right, and what it asks for is not there: as with a document
     assert run(capfdbinary, "collections", url, "--drop", "shop.orders")[0] == 1

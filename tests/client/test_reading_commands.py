@@ -316,7 +316,7 @@ def test_record_and_replay(
     no_frames = struct.pack(">QHBI", 0, 0, 0, 24) + b"\xff" * 24
     for broken in (b"", b"x" * 100, whole[:30], header + no_frames, header + b"\xff" * 90):
         second.write_bytes(broken)
-        with pytest.raises(UsageError, match="is no recording"):
+        with pytest.raises(UsageError, match="is not a recording"):
             Recording(second)
     second.write_bytes(whole[:-7])
     assert Recording(second).vbucket_count == 4

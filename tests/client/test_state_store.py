@@ -103,7 +103,7 @@ def test_positions_in_a_bucket_that_was_deleted_and_made_again(
         before = path.read_bytes()
         with tailrace.testing.node(vbuckets=2) as node:
             node.set(b"k", 2)
-            with pytest.raises(UsageError, match=r"state\.json.*deleted and made again .*move it away"):
+            with pytest.raises(UsageError, match=r"state\.json.*deleted and created again .*move it away"):
                 list(connect(node.url, state=state).changes(end="now"))
         assert path.read_bytes() == before
     # saved before uuids were kept, or not a state file's uuid at all

@@ -35,7 +35,7 @@ from tailrace.wire.header import Frame
 def test_the_bucket_has_another_number_of_vbuckets(
     connect: Callable[..., Any], count: int, push: bool
 ) -> None:
-    """It was made anew: going on would read another bucket, and not all of it."""
+    """It was created again: going on would read another bucket, and not all of it."""
 
     def stream(connection: Connection, request: DcpStreamRequest) -> None:
         connection.send(accepted(request), marker(request, 1, 1), mutation(request, 1))

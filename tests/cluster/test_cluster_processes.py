@@ -189,7 +189,7 @@ def test_the_command_line(tmp_path: Path, two_ports: int) -> None:
         assert [node["state"] for node in answer["nodes"]] == ["up", "up"]
         again = run("start")
         assert (again.returncode, again.stderr.count("\n")) == (1, 1), again.stderr
-        assert "runs already" in again.stderr
+        assert "is running; see" in again.stderr
         with KvClient(answer["url"], timeout_s=PATIENCE_S) as client:
             client.set("a", b"1")
         table = run("status")
@@ -203,7 +203,7 @@ def test_the_command_line(tmp_path: Path, two_ports: int) -> None:
         assert run("status").returncode == 3
         restarted = run("start", "--nodes", "7", "--vbuckets", "4", "--json")
         assert json.loads(restarted.stdout)["nodes"][0]["items"] == 1
-        assert "exists already: --nodes stays 2\n" in restarted.stderr
+        assert "already exists: --nodes stays 2\n" in restarted.stderr
         with KvClient(answer["url"].replace(f",127.0.0.1:{answer['nodes'][1]['port']}", "")) as client:
             stored = client.get("a")
             assert stored is not None and stored.value == b"1"

@@ -387,7 +387,7 @@ def test_what_can_not_be_moved(nodes: list[RunningNode]) -> None:
     with pytest.raises(UsageError, match="neither"):
         move(source, target, [2])
     target.replicate([2], source)
-    with pytest.raises(UsageError, match="steered by somebody"):
+    with pytest.raises(UsageError, match="something else directs it"):
         move(source, target, [3])
     target.replicate([2], None)
     with KvClient(source.url) as client:

@@ -89,8 +89,8 @@ def test_a_collection_that_never_was_is_an_error(node: Any, client: KvClient, tm
     [
         (["t", "./t", None], "two tables can't be at .*/t; choose another path"),
         (["t", "u", "u/"], "two tables can't be at .*/u; choose another path"),
-        (["t", "t/u", None], "/t/u lies inside of the table at .*/t, "),
-        (["t", "u", "t/a/log"], "/t/a/log lies inside of the table at .*/t, "),
+        (["t", "t/u", None], "/t/u lies inside the table at .*/t, "),
+        (["t", "u", "t/a/log"], "/t/a/log lies inside the table at .*/t, "),
     ],
 )
 def test_tables_in_one_place_are_refused_before_one_is_made(

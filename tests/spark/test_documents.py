@@ -67,7 +67,11 @@ def test_a_schema_is_inferred_from_a_sample(frame: Any) -> None:
 
 @pytest.mark.parametrize(
     ("schema", "message"),
-    [("name STRINGG", "is no schema"), ("key STRING", "give into="), (f"{RESCUED} STRING", "rename yours")],
+    [
+        ("name STRINGG", "is not a schema"),
+        ("key STRING", "give into="),
+        (f"{RESCUED} STRING", "rename yours"),
+    ],
 )
 def test_what_is_wrong_is_said(frame: Any, schema: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):

@@ -1,4 +1,4 @@
-"""A bucket that was deleted and made again under its name: nothing goes on with it unless told to."""
+"""A bucket that was deleted and created again under its name: nothing goes on with it unless told to."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_it_is_an_error_until_it_is_accepted(
     mirrored(old, table, changes=log)
     held = open_table(table)
     before = held.version
-    with pytest.raises(BucketReplaced, match=r"deleted and made again.*new table.*--accept-new-bucket"):
+    with pytest.raises(BucketReplaced, match=r"deleted and created again.*new table.*--accept-new-bucket"):
         mirrored(new, table, changes=log)
     with pytest.raises(BucketReplaced):
         mirrored(new, tmp_path / "other", changes=log)

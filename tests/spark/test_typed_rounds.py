@@ -172,7 +172,7 @@ def test_more_columns_can_be_asked_for_and_filled(node: Any, tmp_path: Path) -> 
     ("first", "then", "problem"),
     [
         ({"schema": "a INT"}, {"schema": "a STRING"}, "has a as INT, not STRING; leave out the schema"),
-        ({"schema": "a INT"}, {"value_column": False}, "can't be taken away; go on with it"),
+        ({"schema": "a INT"}, {"value_column": False}, "can't be removed; continue with it"),
         ({}, {"schema": "a INT"}, "is not typed; leave out the schema"),
         ({}, {"schema": "infer"}, "is not typed; leave out the schema"),
         (None, {"value_column": False}, "leaving the value column out is for typed tables; give a schema"),

@@ -317,7 +317,7 @@ def test_in_spark(spark: Any, node: Any) -> None:
     )
     with pytest.raises(UsageError) as usage:
         ts.typed(spark.sql("select '{}' as value"), "name STRIN")
-    assert str(usage.value).startswith("'name STRIN' is no schema: ")
+    assert str(usage.value).startswith("'name STRIN' is not a schema: ")
     assert len(str(usage.value).splitlines()) == 1
 
 

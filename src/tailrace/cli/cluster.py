@@ -110,7 +110,7 @@ def start(
         raise UsageError(f"--vbuckets {vbuckets} is not a power of two, write one from 1 to 1024")
     Settings.parse(assignments)
     if _runs(directory):
-        raise ClusterError(f"the cluster in {str(directory)!r} runs already; see 'tailrace cluster status'")
+        raise ClusterError(f"the cluster in {str(directory)!r} is running; see 'tailrace cluster status'")
     remove_file(directory / DOOR_FILE)  # left by a coordinator that was killed
     coordinator = Coordinator(directory)
     if coordinator.load():
@@ -134,7 +134,7 @@ def start(
 
 
 def _tell_what_stays(cluster: ClusterState) -> None:
-    """Report the options of the command line that have no effect because the cluster exists already."""
+    """Report the options of the command line that have no effect because the cluster already exists."""
     context = click.get_current_context()
     is_now = {
         "nodes": len(cluster.ports),
@@ -148,7 +148,7 @@ def _tell_what_stays(cluster: ClusterState) -> None:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and context.params[name] != value
     ]
     if ignored:
-        note(f"the cluster in {str(cluster.directory)!r} exists already: {', '.join(ignored)}")
+        note(f"the cluster in {str(cluster.directory)!r} already exists: {', '.join(ignored)}")
 
 
 def _tell_what_is_missing(cluster: ClusterState) -> None:
@@ -158,7 +158,7 @@ def _tell_what_is_missing(cluster: ClusterState) -> None:
         return
     note(
         f"{nodes} node{'s' if nodes > 1 else ''} can keep {nodes - 1} of {replicas} "
-        f"replica{'s' if replicas > 1 else ''}; 'tailrace cluster add' and 'rebalance' bring the others"
+        f"replica{'s' if replicas > 1 else ''}; run 'tailrace cluster add' and 'rebalance' for the others"
     )
 
 
@@ -206,7 +206,7 @@ def add(node: str | None, directory: Path, as_json: bool) -> None:
     if as_json:
         JsonLines().write(added)
     else:
-        click.echo(f"node {added['node']} runs; 'tailrace cluster rebalance' gives it vbuckets")
+        click.echo(f"node {added['node']} is running; 'tailrace cluster rebalance' gives it vbuckets")
 
 
 @make_command("remove", example="tailrace cluster remove n3")

@@ -101,7 +101,7 @@ def command(
     if port is not None:
         raise UsageError("--port chooses conversations of a capture, but the input is not a capture")
     if len(data) > MAX_INPUT:
-        raise InputError(f"the input is larger than {format_size(MAX_INPUT)}, give it in parts")
+        raise InputError(f"the input is larger than {format_size(MAX_INPUT)}, split it")
     observer = Observer(known, way)
     for place, packet in _packets(data, form):
         try:
@@ -296,7 +296,7 @@ def _show_capture(
             show(shown)
     if streams.unknown_links:
         links = ", ".join(map(str, sorted(streams.unknown_links)))
-        note(f"packets of link types that Tailrace does not read were passed over: {links}")
+        note(f"packets of link types that Tailrace does not read were skipped: {links}")
     if damage is not None:
         raise damage
     for shown in capture.finish():

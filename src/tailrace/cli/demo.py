@@ -371,7 +371,7 @@ class _Demo:
         gone = sum(change.after is None for change in lost)
         click.echo(
             f"the failover took {counted(len(lost), 'change')} back: {counted(gone, 'document')} never "
-            f"existed, {len(lost) - gone} are again what they were. Among them:"
+            f"existed, {len(lost) - gone} are back to what they were. Among them:"
         )
         for change in [*_first(lost, is_gone=False), *_first(lost, is_gone=True)]:
             click.echo(f"  {change}")

@@ -78,7 +78,7 @@ def serving_http(options: dict[str, Any], figures: HttpFigures) -> Iterator[None
         try:
             again = users_from(users, users_file, option="--http-users-file")
             if bool(again) != bool(who):
-                raise UsageError("whether users have to log in is settled at the start, start again")
+                raise UsageError("whether users have to log in is decided at the start: restart the command")
             tls_context(cert, key, names=("--http-cert", "--http-key"))
         except (UsageError, OSError) as error:
             log_event(_log, logging.ERROR, "reload_failed", reason=str(error))

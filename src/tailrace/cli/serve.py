@@ -400,8 +400,8 @@ class _Reloading:
         files, node, context = self._options.files, self._node, self._options.tls
         names = users_from(files.users, files.users_file)
         if bool(names) != node.needs_login:
-            raise UsageError("whether users have to log in is settled at the start, start the node again")
-        tls_context(files.tls_cert, files.tls_key)  # checked apart first: never apply half a change
+            raise UsageError("whether users have to log in is decided at the start: restart the node")
+        tls_context(files.tls_cert, files.tls_key)  # check both before applying either: never half a change
         closed = 0
         if names:
             from ..protocol.sasl import Users
@@ -489,8 +489,8 @@ def _warn_of_a_small_disk(data: Path, settings: StoreSettings) -> None:
     size, least = shutil.disk_usage(data).total, settings.least_disk_bytes
     if size < least:
         _log.warning(
-            "the disk of %r has %s: with a memory quota of %s it needs %s, or writes may stay refused once "
-            "it was full; give a smaller --memory-quota",
+            "the disk of %r has %s, but a memory quota of %s needs %s: after the disk was full, writes may "
+            "stay refused; give a smaller --memory-quota",
             str(data),
             format_size(size),
             format_size(settings.memory_quota),

@@ -159,7 +159,7 @@ def _quiet_python() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Hold back stop signals until the block is done: a Java that loses us while it starts never ends."""
+    """Hold back stop signals until the block is done: a Java left alone while it starts never ends."""
     received: list[int] = []
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():

@@ -154,7 +154,7 @@ class _Positions:
                 self._given = parse_state(paths.file(start, "the file of --from").read_bytes())[-1]
             except OSError as error:
                 raise UsageError(
-                    f"--from is beginning, now or a file; {start!r}: {reason_of(error)}"
+                    f"--from must be beginning, now or a file; {start!r}: {reason_of(error)}"
                 ) from None
             except UsageError as error:
                 raise UsageError(f"{start!r} has no positions: {error}") from None

@@ -104,7 +104,7 @@ def command(
             if repair and not differences:
                 held = open_table(table, TableOptions(storage))
                 if held.accept_rows(verdict.table_version):
-                    note("somebody else wrote to the table, and its rows are right: its mirror may go on")
+                    note("something else wrote to the table, but its rows are right: its mirror can continue")
         except Exception as error:
             raise explained_query_error(error) from error
     answer = "equal" if not differences else counted(len(differences) + verdict.omitted, "difference")

@@ -378,7 +378,7 @@ class Source:
 
     @property
     def bucket_uuid(self) -> str:
-        """The bucket's UUID; deleted and made again, a bucket has another. Empty if the server gives none."""
+        """The bucket's UUID, a new one if it is deleted and created again. Empty if the server gives none."""
         self._check_usable()
         assert self._nodes.map is not None
         return self._nodes.map.uuid

@@ -217,7 +217,7 @@ class BlockingSource:
 
     @property
     def bucket_uuid(self) -> str:
-        """The bucket's UUID; deleted and made again, a bucket has another. Empty if the server gives none."""
+        """The bucket's UUID, a new one if it is deleted and created again. Empty if the server gives none."""
         return self._call(lambda: self._source.bucket_uuid)
 
     def high_seqnos(self, *, reachable_only: bool = False) -> dict[int, int]:

@@ -190,7 +190,7 @@ def full_path(path: str) -> str:
     """A collection as ``scope.name``; the default scope need not be written."""
     scope, dot, name = path.partition(".")
     if not path or (dot and not name) or "." in name:
-        raise UsageError(f"{path!r} is no collection, write it like shop.orders")
+        raise UsageError(f"{path!r} is not a collection, write it like shop.orders")
     return f"{scope or '_default'}.{name}" if dot else f"_default.{path}"
 
 

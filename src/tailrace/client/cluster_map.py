@@ -51,7 +51,7 @@ class ClusterMap:
     replicas: tuple[tuple[int, ...], ...] = ()
     """By vbucket, the indices of the nodes that should have a copy; -1 where none has it now."""
     uuid: str = ""
-    """The bucket's; deleted and made again, it has another. Old servers give none."""
+    """The bucket's UUID, a new one if it is deleted and created again. Old servers give none."""
     network: str = DEFAULT
     is_ephemeral: bool = False
     """Nothing of the bucket is ever on disk."""
@@ -236,7 +236,7 @@ def _chains(vbucket_map: object, node_count: int) -> list[tuple[int, ...]]:
 
 def _address(text: object, asked: Address) -> Address:
     if not isinstance(text, str) or len(text) > 300:
-        raise RemoteProtocolError("the cluster map has a node that is no host and port")
+        raise RemoteProtocolError("the cluster map has a node that is not a host and a port")
     host, colon, port = text.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit() and len(port) <= 5):
         raise RemoteProtocolError(f"the cluster map has a node without a port: {text[:100]!r}")
@@ -259,7 +259,7 @@ def _integer(value: object) -> int:
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str) or len(value) > 300:
-        raise RemoteProtocolError(f"{name} of the cluster map is no name")
+        raise RemoteProtocolError(f"{name} of the cluster map is not a name")
     return value
 
 

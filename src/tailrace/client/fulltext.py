@@ -113,7 +113,7 @@ class FullText:
         except (ValueError, OSError) as error:
             reason = str(error).splitlines()[0]
             raise FulltextError(
-                f"can't write to the index {str(directory)!r}: {reason}; does another process keep it?"
+                f"can't write to the index {str(directory)!r}: {reason}; is another process writing to it?"
             ) from None
 
     def _claim(self, bucket: str) -> None:

@@ -68,7 +68,7 @@ class Cache(ABC):
             self._address = url.hostname or "127.0.0.1", url.port or self.DEFAULT_PORT
             self._address[0].encode("idna")
         except ValueError as error:
-            raise UsageError(f"{where!r} is no address of a cache: {error}") from None
+            raise UsageError(f"{where!r} is not the address of a cache: {error}") from None
         self._user, self._password = unquote(url.username or ""), unquote(url.password or "")
         self._path = url.path.strip("/")
         self._prefix = prefix
@@ -246,7 +246,7 @@ class Memcached(Cache):
     def _take(self, pipeline: Pipeline[Memcached], framer: Framer, now: float) -> None:
         for answers in answers_in(framer):
             if isinstance(answers, Frame):
-                raise RemoteProtocolError("memcached sends something that is no answer to a request")
+                raise RemoteProtocolError("memcached sends something that is not an answer to a request")
             try:
                 pipeline.receive(self, answers, now)
             except StatusError as error:
@@ -264,7 +264,7 @@ def cache_at(where: str, *, prefix: str = "", retry_for_s: float = 60.0) -> Cach
     kinds: dict[str, type[Cache]] = {"redis": Redis, "memcached": Memcached}
     scheme = where.partition("://")[0]
     if scheme not in kinds or "://" not in where:
-        raise UsageError(f"{where!r} is no cache; write redis://host:6379/0 or memcached://host:11211")
+        raise UsageError(f"{where!r} is not a cache; write redis://host:6379/0 or memcached://host:11211")
     return kinds[scheme](where, prefix.encode(), retry_for_s)
 
 

@@ -77,7 +77,7 @@ class KvConnection:
         while not runner.done:
             frame = self._receive()
             if not runner.expects(frame):
-                raise RemoteProtocolError(f"an answer with opaque {frame.opaque}, which nobody waits for")
+                raise RemoteProtocolError(f"an answer with opaque {frame.opaque}, which no request has")
             if more := runner.receive(frame):
                 self.queue(more)
         return runner.result  # type: ignore[return-value]
@@ -106,7 +106,7 @@ class KvConnection:
             if isinstance(part, Answers):
                 answers.append(part)
             elif not self._is_push(part):
-                raise RemoteProtocolError(f"an answer with opaque {part.opaque}, which nobody waits for")
+                raise RemoteProtocolError(f"an answer with opaque {part.opaque}, which no request has")
         return answers
 
     @property

@@ -303,7 +303,7 @@ def _prefix(document: dict[str, Any], prefixes: Mapping[str, bytes]) -> bytes:
         raise ValueError(f"it is of collection {document['collection_id']!r} but does not name it")
     path = f"{scope}.{name or '_default'}"
     if path not in prefixes:
-        raise ValueError(f"its collection {path!r} is not there (make it with 'tailrace collections')")
+        raise ValueError(f"its collection {path!r} does not exist (create it with 'tailrace collections')")
     return prefixes[path]
 
 
@@ -334,7 +334,7 @@ def _member(document: dict[str, Any], name: str) -> Any:
 
 def _u32(value: object, name: str) -> int:
     if type(value) is not int or not 0 <= value <= 0xFFFF_FFFF:
-        raise ValueError(f"its {name} is no 32-bit number")
+        raise ValueError(f"its {name} is not a 32-bit number")
     return value
 
 

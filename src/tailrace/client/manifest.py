@@ -34,7 +34,7 @@ def with_changes(
     by the number of new ids, so that no id is used again (see `_free_id`).
 
     Collections that are created or modified get the properties (``maxTTL``, ``history``); None removes one.
-    `ManifestError` if a collection exists already, or does not exist to be dropped or modified; `UsageError`
+    `ManifestError` if a collection already exists, or does not exist to be dropped or modified; `UsageError`
     if a path is not one of a collection.
     """
     properties = properties or {}
@@ -54,14 +54,14 @@ def with_changes(
     for path in create:
         scope, dot, name = path.partition(".")
         if not dot or not name or "." in name:
-            raise UsageError(f"{path!r} is no collection, write it like shop.orders")
+            raise UsageError(f"{path!r} is not a collection, write it like shop.orders")
         holder = _by_name(scopes, scope or "_default")
         if holder is None:
             holder = {"name": scope, "uid": _free_id(manifest, made), "collections": []}
             scopes.append(holder)
             new_ids += 1
         if _by_name(holder["collections"], name) is not None:
-            raise ManifestError(f"the collection {path!r} exists already")
+            raise ManifestError(f"the collection {path!r} already exists")
         collection = {"name": name, "uid": _free_id(manifest, made)}
         _set_properties(collection, properties)
         holder["collections"].append(collection)

@@ -322,14 +322,14 @@ class Nodes:
             return False
         if self.map is not None and self.map.uuid and offered.uuid != self.map.uuid:
             raise RemoteProtocolError(
-                f"the bucket {self.where.bucket!r} was deleted and made again: its uuid is {offered.uuid} "
+                f"the bucket {self.where.bucket!r} was deleted and created again: its uuid is {offered.uuid} "
                 f"and was {self.map.uuid}, and positions in the old one mean nothing in it; connect again"
             )
         self._has_moved = False
         if self.map is not None and offered.vbucket_count != self.map.vbucket_count:
             raise RemoteProtocolError(
                 f"the bucket has {offered.vbucket_count} vbuckets and had {self.map.vbucket_count} before: "
-                "it was made anew, and positions in the old one mean nothing in it; connect again"
+                "it was created again, and positions in the old one mean nothing in it; connect again"
             )
         self.map = offered
         # nodes that have left the map would pile up

@@ -118,32 +118,32 @@ class SourceOptions:
             raise UsageError(f"there is no dialect {self.dialect!r}; known are {', '.join(DIALECTS)}")
         for name in CANNOT[self.dialect]:
             if getattr(self, name) != type(self)._defaults()[name]:
-                raise UsageError(f"{self.dialect} has no {name}; read by dcp, or without it")
+                raise UsageError(f"{self.dialect} has no {name}; read with dcp, or without it")
         if not _LEAST_BUFFER <= self.flow_control_buffer <= _MOST_BUFFER:
-            raise UsageError(f"flow_control_buffer goes from {_LEAST_BUFFER} to {_MOST_BUFFER} bytes")
+            raise UsageError(f"flow_control_buffer must be {_LEAST_BUFFER} to {_MOST_BUFFER} bytes")
         if not 0.1 <= self.noop_interval_s <= 10_800:
-            raise UsageError("noop_interval_s goes from 0.1 to 10800")
+            raise UsageError("noop_interval_s must be 0.1 to 10800")
         if self.priority not in ("", "low", "medium", "high"):
-            raise UsageError("priority is low, medium or high")
+            raise UsageError("priority must be low, medium or high")
         if self.backfill_order not in ("", "round-robin", "sequential"):
-            raise UsageError("backfill_order is round-robin or sequential")
+            raise UsageError("backfill_order must be round-robin or sequential")
         if self.retry_for_s < 0:
-            raise UsageError("retry_for_s is 0 or more")
+            raise UsageError("retry_for_s must be 0 or more")
         if self.replica_patience_s is not None and self.replica_patience_s < 0:
-            raise UsageError("replica_patience_s is 0 or more")
+            raise UsageError("replica_patience_s must be 0 or more")
         if self.persisted_timeout_s is not None and self.persisted_timeout_s <= 0:
-            raise UsageError("persisted_timeout_s is more than 0")
+            raise UsageError("persisted_timeout_s must be more than 0")
         if self.out_of_order and self.persisted_only:
             raise UsageError("out_of_order and persisted_only exclude each other")
         if self.sync_replication and (self.scope or self.collections):
             raise UsageError("sync_replication is for a whole bucket; leave out scope and collections")
         if self.connect_timeout_s <= 0:
-            raise UsageError("connect_timeout_s is more than 0")
+            raise UsageError("connect_timeout_s must be more than 0")
         self._check_group()
 
     def _check_group(self) -> None:
         if self.group_store is not None and not self.group:
-            raise UsageError("group_store is the place of a group; say with group which one")
+            raise UsageError("group_store is where a group is kept: name the group with group")
         if self.group and self.group_store is None and not self.group_slot:
             raise UsageError(
                 f"the group {self.group[:40]!r} needs group_store, a directory that all members see or "
@@ -152,7 +152,7 @@ class SourceOptions:
         if self.group_store is not None and self.state is not None:
             raise UsageError("a group with group_store keeps the positions itself; leave out state")
         if self.group_timeout_s < 0.1:
-            raise UsageError("group_timeout_s is 0.1 or more")
+            raise UsageError("group_timeout_s must be 0.1 or more")
         self.slot()
 
     def slot(self) -> Slot | None:
@@ -298,8 +298,8 @@ def read_options(
         isinstance(end, str) or _is_by_vbucket(end, Integral)
     ):
         raise UsageError(
-            "start is beginning, now, or a mapping of vbucket to Position; "
-            "end is now, forever, or a mapping of vbucket to seqno"
+            "start must be beginning, now, or a mapping of vbucket to Position; "
+            "end must be now, forever, or a mapping of vbucket to seqno"
         )
     if chosen is not None and options.group_slot:
         raise UsageError("the slot says which vbuckets are read; leave out vbuckets")

@@ -187,7 +187,7 @@ class Recording:
                         _check(frame)
                         streams[where].frames.append(frame)
             except ProtocolError as error:
-                raise self._broken(f"it holds bytes that are no frames ({error})") from None
+                raise self._broken(f"it holds bytes that are not frames ({error})") from None
 
     def _pieces(self, file: IO[bytes]) -> Iterator[tuple[int, bool, bytes]]:
         """All pieces but one cut off at the end, which the recorder was writing when it was stopped."""
@@ -200,7 +200,7 @@ class Recording:
                 yield connection, bool(sent), data
 
     def _broken(self, why: str) -> UsageError:
-        return UsageError(f"{str(self.path)!r} is no recording: {why}")
+        return UsageError(f"{str(self.path)!r} is not a recording: {why}")
 
 
 def _check(frame: Frame) -> None:

@@ -293,7 +293,7 @@ class Replicator:
         names = _paths(self._origin.manifest())
         if not self._target.collections:
             if set(names) != {0}:
-                raise UsageError("the source has collections, and the target's server knows none")
+                raise UsageError("the source has collections, and the target's server supports none")
             return
         manifest = self._target.manifest()
         known = {path: number for number, path in _paths(manifest).items()}

@@ -61,7 +61,7 @@ class FileState:
         self._texts: dict[int, tuple[SavedPosition, str]] = {}
 
     def load(self) -> dict[int, SavedPosition]:
-        """What the file holds; empty if there is none, `UsageError` if it is no state file of this bucket."""
+        """What the file holds; empty if there is none, `UsageError` if it is not this bucket's state file."""
         try:
             with self.path.open("rb") as file:
                 text = file.read(_MAX_BYTES + 1)
@@ -75,7 +75,7 @@ class FileState:
             bucket, uuid, positions = parse_state(text)
         except UsageError as error:
             raise UsageError(
-                f"{str(self.path)!r} is no state file ({error}); move it away to start over"
+                f"{str(self.path)!r} is not a state file ({error}); move it away to start over"
             ) from None
         if bucket is not None and self.bucket is not None and bucket != self.bucket:
             raise UsageError(
@@ -83,7 +83,7 @@ class FileState:
             )
         if uuid and self.bucket_uuid and uuid != self.bucket_uuid:
             raise UsageError(
-                f"the state file {str(self.path)!r} is of a bucket {bucket!r} that was deleted and made "
+                f"the state file {str(self.path)!r} is of a bucket {bucket!r} that was deleted and created "
                 f"again (its uuid was {uuid} and is {self.bucket_uuid}), and its positions mean nothing in "
                 "the new one; move it away to start over"
             )

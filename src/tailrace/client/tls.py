@@ -56,12 +56,12 @@ class TlsOptions:
         cert, key = str(self.cert_file), str(self.key_file)
         if self.key_file is None:
             return (
-                f"{cert!r} is no PEM file with a certificate and its private key; if the key is in another "
-                "file, give that too: --tls-key, key_file in Python, tlsClientKey in Spark"
+                f"{cert!r} is not a PEM file with a certificate and its private key; if the key is in "
+                "another file, give that too: --tls-key, key_file in Python, tlsClientKey in Spark"
             )
         return (
-            f"the certificate {cert!r} and the key {key!r} don't belong together, or one of them is no PEM "
-            f"file: {getattr(error, 'reason', None) or error}"
+            f"the certificate {cert!r} and the key {key!r} don't belong together, or one of them is not a "
+            f"PEM file: {getattr(error, 'reason', None) or error}"
         )
 
 

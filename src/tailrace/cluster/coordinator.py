@@ -96,7 +96,7 @@ class Coordinator(ClusterState):
         elif name not in self.ports:
             raise UsageError(f"there is no node {name!r}, there are {', '.join(self.ports)}")
         elif name in self.members and self.members[name].is_running:
-            raise UsageError(f"node {name} runs already; without a name, 'add' makes a new one")
+            raise UsageError(f"node {name} is already running; without a name, 'add' makes a new one")
         self._start(name)
         self.settle()
         return name
@@ -251,7 +251,7 @@ class Coordinator(ClusterState):
     def failover(self, name: str, *, force: bool = False) -> dict[str, Any]:
         """Take a node out immediately; replicas go on with what they have."""
         if name not in self._in:
-            raise UsageError(f"node {name!r} has no part in the cluster, which has {', '.join(self._in)}")
+            raise UsageError(f"node {name!r} is not part of the cluster, which has {', '.join(self._in)}")
         others = [other for other in self._in if other != name and self.members[other].is_running]
         reports = {other: self.members[other].report() for other in others}
 

@@ -119,7 +119,7 @@ class Member(Steering):
 
     def _run(self, script: Script[T]) -> T:
         if not self.is_running:
-            raise ConnectError(f"node {self.name} does not run")
+            raise ConnectError(f"node {self.name} is not running")
         try:
             if self._connection is None:
                 self._connection = KvConnection(

@@ -194,7 +194,7 @@ def call(directory: Path, command: str, *, wait_s: float = 3600.0, **arguments: 
         peer = socket.create_connection(("127.0.0.1", door["port"]), timeout=_PEER_S)
     except FileNotFoundError:
         raise ConnectError(
-            f"no cluster runs in {str(directory)!r}; start one with 'tailrace cluster start'"
+            f"no cluster is running in {str(directory)!r}; start one with 'tailrace cluster start'"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or f"{str(path)!r} is damaged"

@@ -46,7 +46,7 @@ class ClusterState:
     ) -> None:
         """Create a cluster; nothing runs yet."""
         if self._exists:
-            raise UsageError(f"{str(self.directory)!r} has a cluster already")
+            raise UsageError(f"{str(self.directory)!r} already has a cluster")
         self._files.make_directory("")
         self.bucket, self.vbuckets, self.replicas, self.settings = bucket, vbuckets, replicas, settings
         self.bucket_uuid = unique_name()

@@ -242,7 +242,9 @@ class _Takeover:
         here, there = self._old.report(), self._new.report()
         for name, report in (("source", here), ("target", there)):
             if any(self._is_foreign(row) for row in report.values()):
-                raise UsageError(f"the {name} receives vbuckets from other nodes, and is steered by somebody")
+                raise UsageError(
+                    f"the {name} receives vbuckets from other nodes, so something else directs it"
+                )
         there = self._new.report([])  # ends what a killed command's takeover left
         spare = [(node, self._spare(report)) for node, report in ((self._old, here), (self._new, there))]
         twice = [number for number in here if _state(here, number) == _state(there, number) == "active"]
@@ -262,7 +264,7 @@ class _Takeover:
             node.set_states(dict.fromkeys(numbers, VBucketState.DEAD))
         if broken:
             # left by a takeover that was not ours
-            self._await_end(self._new.takes_tap, "somebody pushes changes to the target by tap")
+            self._await_end(self._new.takes_tap, "something pushes changes to the target by tap")
             self._give_back(broken)
         return sorted([*moving, *broken])
 

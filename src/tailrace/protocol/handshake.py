@@ -168,7 +168,7 @@ def _features(answer: Response, asked: tuple[int, ...]) -> frozenset[int]:
 
 def _mechanisms(answer: Response) -> list[str]:
     if answer.status != Status.SUCCESS:
-        raise LoginError(f"the server knows no login ({status_name(answer.status)})")
+        raise LoginError(f"the server supports no login ({status_name(answer.status)})")
     return answer.value[: sasl.MAX_MESSAGE].decode("ascii", "replace").split()
 
 
@@ -191,7 +191,7 @@ def _check_selected(answer: Response, introduction: Introduction) -> None:
     if answer.status == Status.EACCESS and introduction.credentials is None:
         # Servers answer both the same way, to hide which buckets there are.
         raise NoSuchBucket(
-            f"the server has no bucket {bucket!r}, or wants a login for it; "
+            f"the server has no bucket {bucket!r}, or requires a login for it; "
             "check the name, or give user name and password"
         )
     if answer.status in (Status.KEY_ENOENT, Status.EACCESS):

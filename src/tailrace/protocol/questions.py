@@ -101,7 +101,7 @@ class Questions:
         number = frame.opaque // _SCRIPT_OPAQUES
         question = self._running.get(number)
         if question is None or not question.runner.expects(frame):
-            raise RemoteProtocolError(f"an answer with opaque {frame.opaque}, which nobody waits for")
+            raise RemoteProtocolError(f"an answer with opaque {frame.opaque}, which no request has")
         self._send(question.runner.receive(frame))
         self._finish(number)
 

@@ -76,7 +76,7 @@ def choose_mechanism(offered: Iterable[str], *, allow_plain: bool) -> str:
             "the server offers only PLAIN, which shows the password on an open connection; use TLS"
         )
     raise LoginError(
-        f"the server offers no login that we know, only: {' '.join(sorted(names))[:200] or 'none'}"
+        f"the server offers no login that is supported here, only: {' '.join(sorted(names))[:200] or 'none'}"
     )
 
 

@@ -166,7 +166,7 @@ class Server:
         while self.unread.total > self.node.settings.max_unread:
             total, slow = self.unread.total, self.unread.heaviest()
             log.info(  # not a warning: a peer could fill the log with it
-                "%s takes none of its answers and is disconnected: %d bytes wait for all peers (max_unread)",
+                "%s reads none of its answers and is disconnected: %d bytes wait for all peers (max_unread)",
                 slow.peer,
                 total,
             )

@@ -105,7 +105,7 @@ class Node:
         outdated = self.users.become(users)
         closed = [session for session in self.sessions if session.login.sasl.username in outdated]
         for session in closed:
-            session.close("its user was taken away or has a new password")
+            session.close("its user was removed or has a new password")
         return len(closed)
 
     def accept(self, peer: str, now: float, *, tls: bool = False) -> Session | None:
@@ -217,7 +217,7 @@ class Node:
             vbucket = vbuckets[number]
             if vbucket is not None and (vbucket.uuid != uuid or vbucket.high_seqno < high_seqno):
                 branched[number] = vbucket.high_seqno
-                if vbucket.uuid != uuid:  # what comes after is new, such as collections made again
+                if vbucket.uuid != uuid:  # what follows is new, such as collections created again
                     branched[number] = min(vbucket.high_seqno, vbucket.failover_log.entries[0].seqno)
                 lost += max(0, high_seqno - branched[number])
         if not branched:

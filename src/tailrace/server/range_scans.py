@@ -60,11 +60,11 @@ class ScanRequest:
         try:
             content = json.loads(text)
         except (ValueError, RecursionError):
-            raise MalformedMessage("a range scan is described by JSON") from None
+            raise MalformedMessage("the description of a range scan must be JSON") from None
         if not isinstance(content, dict):
-            raise MalformedMessage("a range scan is described by a JSON object")
+            raise MalformedMessage("the description of a range scan must be a JSON object")
         if ("range" in content) == ("sampling" in content):
-            raise MalformedMessage("a range scan has either a range or a sampling")
+            raise MalformedMessage("a range scan must have either a range or a sampling")
         if len(str(content.get("name", "")).encode("utf-8", "replace")) > _MAX_NAME:
             raise MalformedMessage(f"the name of a scan has up to {_MAX_NAME} bytes")
         fields: dict[str, Any] = {
@@ -181,41 +181,41 @@ def _chosen(keys: Iterable[tuple[bytes, int]], request: ScanRequest) -> list[byt
 
 def _object(value: object, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise MalformedMessage(f"{name} is a JSON object")
+        raise MalformedMessage(f"{name} must be a JSON object")
     return value
 
 
 def _flag(content: dict[str, Any], name: str) -> bool:
     value = content.get(name, False)
     if not isinstance(value, bool):
-        raise MalformedMessage(f"{name} is true or false")
+        raise MalformedMessage(f"{name} must be true or false")
     return value
 
 
 def _number(content: dict[str, Any], name: str, default: int | None = None) -> int:
     value = content.get(name, default)
     if type(value) is not int or not 0 <= value <= MAX_U64:
-        raise MalformedMessage(f"{name} is a number")
+        raise MalformedMessage(f"{name} must be a number")
     return value
 
 
 def _collection(text: object) -> int:
     if not isinstance(text, str) or not 0 < len(text.removeprefix("0x")) <= _MAX_COLLECTION_DIGITS:
-        raise MalformedMessage("a collection is written in hex")
+        raise MalformedMessage("a collection must be written in hex")
     try:
         return int.from_bytes(bytes.fromhex(text.removeprefix("0x").zfill(_MAX_COLLECTION_DIGITS)), "big")
     except ValueError:
-        raise MalformedMessage("a collection is written in hex") from None
+        raise MalformedMessage("a collection must be written in hex") from None
 
 
 def _bound(bounds: dict[str, Any], name: str) -> tuple[bytes, bool]:
     names = [given for given in (name, f"excl_{name}") if given in bounds]
     if len(names) != 1:
-        raise MalformedMessage(f"a range has one of {name} and excl_{name}")
+        raise MalformedMessage(f"a range must have one of {name} and excl_{name}")
     try:
         key = base64.b64decode(bounds[names[0]], validate=True)
     except (TypeError, ValueError, binascii.Error):
-        raise MalformedMessage(f"{names[0]} is a key in base64") from None
+        raise MalformedMessage(f"{names[0]} must be a key in base64") from None
     if len(key) > _MAX_KEY:
         raise MalformedMessage(f"a key has up to {_MAX_KEY} bytes")
     return key, names[0] != name

@@ -255,7 +255,7 @@ class Session:
         self.node.counters.cmd_total += 1
         if frame.magic in _RESPONSES:
             if self.handler is None:
-                self.close("a response came, but nothing was asked")
+                self.close("a response came, but there was no request")
             else:
                 self.handler.receive_frame(frame, now)
                 self._after_handler()

@@ -315,7 +315,7 @@ def _chosen(bucket: ServedBucket, words: list[str]) -> list[VBucket]:
     text = words[0]
     vbuckets = bucket.store.vbuckets
     if not (text.isascii() and text.isdigit() and len(text) < 6):
-        raise Refused(Status.EINVAL, "a vbucket is a number")
+        raise Refused(Status.EINVAL, "a vbucket must be a number")
     at = int(text)
     vbucket = vbuckets[at] if at < len(vbuckets) else None
     if vbucket is None:

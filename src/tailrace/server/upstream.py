@@ -168,7 +168,7 @@ class Upstream:
         if frame.magic == Magic.SERVER_REQUEST:
             return
         if not runner.expects(frame):
-            raise StatusError(frame.status, "an answer that nobody waits for", b"")
+            raise StatusError(frame.status, "an answer to no request", b"")
         self._out.append(runner.receive(frame))
         if runner.done:
             self._machine.feed(UpstreamInput.INTRODUCED)

@@ -74,7 +74,7 @@ def mirror(
     ``undo_s``, ``undo_bytes``
         how long, and in how many bytes at most, earlier versions are kept for rollbacks to return to
     ``accept_new_bucket``
-        replace all rows if the bucket was deleted and made again; without it that is an error
+        replace all rows if the bucket was deleted and created again; without it that is an error
     ``maintenance``
         False leaves compaction and cleaning to `tailrace maintain`
     ``options``

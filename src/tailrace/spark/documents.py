@@ -101,5 +101,5 @@ def _struct(schema: StructType | str) -> StructType:
         declared = cast(StructType, StructType.fromDDL(schema))
     except Exception as error:  # noqa: BLE001 - Spark's parser raises what its version likes
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UsageError(f"{schema[:80]!r} is no schema: {first_line}") from None
+        raise UsageError(f"{schema[:80]!r} is not a schema: {first_line}") from None
     return declared

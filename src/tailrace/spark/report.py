@@ -161,7 +161,7 @@ def _lost_changes(lost: Sequence[LostChange]) -> str:
     more = f'<p class="about">And {left} more.</p>' if left else ""
     about = (
         f"{len(lost)} changes that the table had taken and dropped again with the bucket: {gone} documents "
-        f"never existed, {len(lost) - gone} are again what they were."
+        f"never existed, {len(lost) - gone} are back to what they were."
     )
     head = "".join(
         f"<th>{name}</th>" for name in ("document", "vbucket", "seqno", "before the failover", "after it")

@@ -204,7 +204,7 @@ class Engine:
         """A new bucket, durable when it returns; with `active` all its vbuckets are active here."""
         check_bucket_name(name)
         if name in self._buckets:
-            raise UsageError(f"bucket {name!r} exists already, choose another name")
+            raise UsageError(f"bucket {name!r} already exists, choose another name")
         if not 1 <= vbucket_count <= 1024 or vbucket_count & (vbucket_count - 1):
             raise UsageError(f"{vbucket_count} vbuckets: it must be a power of two from 1 to 1024")
         directory = PREFIX + name

@@ -407,7 +407,7 @@ def canonical(frame: bytes, *, collections: bool, delete_time: int = 0) -> bytes
     if magic == Magic.FLEX_REQUEST:
         framing, key_length = key_length >> 8, key_length & 0xFF
     if opcode not in _OPCODE_TRAITS or len(frame) != HEADER_SIZE + body:
-        raise MalformedMessage(f"opcode 0x{opcode:02x} is no change that a store keeps")
+        raise MalformedMessage(f"opcode 0x{opcode:02x} is not a change that a store keeps")
     start = HEADER_SIZE + framing
     extras = frame[start : start + extras_length]
     key = frame[start + extras_length : start + extras_length + key_length]
@@ -431,7 +431,7 @@ def canonical(frame: bytes, *, collections: bool, delete_time: int = 0) -> bytes
     elif opcode == _DELETION and extras_length == DELETION_EXTRAS:
         extras = dcp.DELETION_V2.struct.pack(*dcp.DELETION_V2.struct.unpack(extras)[:-1], 0)
     elif (opcode, extras_length) not in ((_EXPIRATION, EXPIRATION_EXTRAS), (_SYSTEM_EVENT, EVENT_EXTRAS)):
-        raise MalformedMessage(f"opcode 0x{opcode:02x} with {extras_length} bytes of extras is no change")
+        raise MalformedMessage(f"opcode 0x{opcode:02x} with {extras_length} bytes of extras is not a change")
     size = len(extras) + len(key) + len(value)
     header = (Magic.REQUEST, opcode, len(key), len(extras), datatype, vbucket, size, 0, cas)
     return HEADER.pack(*header) + extras + key + value

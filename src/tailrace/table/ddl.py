@@ -127,7 +127,7 @@ class _DdlParser:
                 scale = self._number()
             self._need(")")
         if not 1 <= precision <= _MAX_DECIMAL or scale > precision:
-            raise UsageError(f"DECIMAL({precision},{scale}) can't be; it has 1 to {_MAX_DECIMAL} digits")
+            raise UsageError(f"DECIMAL({precision},{scale}) is impossible; it has 1 to {_MAX_DECIMAL} digits")
         return pa.decimal128(precision, scale)
 
     # tokens

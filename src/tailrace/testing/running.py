@@ -59,13 +59,13 @@ class RunningNode:
         clock: Clock = SYSTEM,
     ) -> None:
         if type(vbuckets) is not int or not 1 <= vbuckets <= 1024 or vbuckets & (vbuckets - 1):
-            raise UsageError(f"vbuckets is a power of two from 1 to 1024, not {vbuckets!r}")
+            raise UsageError(f"vbuckets must be a power of two from 1 to 1024, not {vbuckets!r}")
         given: dict[str, Any] = {"bucket": bucket, "data": data, "users": users, "tls": tls}
         check_values(RunningNode.__init__, given | {"buckets": buckets, "settings": settings})
         names = (bucket, *buckets)
         for name in names:
             if not isinstance(name, str):
-                raise UsageError(f"a bucket's name is a text, not {name!r}")
+                raise UsageError(f"a bucket's name must be text, not {name!r}")
         self.vbuckets = vbuckets
         self.bucket = bucket
         self.host = "127.0.0.1"
@@ -212,7 +212,7 @@ class RunningNode:
 
     def _running(self) -> tuple[_Server, asyncio.AbstractEventLoop]:
         if self._server is None or self._loop is None:
-            raise UsageError("the node does not run")
+            raise UsageError("the node is not running")
         return self._server, self._loop
 
     # documents

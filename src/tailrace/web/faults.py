@@ -225,5 +225,5 @@ def _vbuckets(fields: dict[str, str]) -> list[int] | None:
 
 def _is_true(text: str, name: str) -> bool:
     if text.lower() not in (*_TRUE, *_FALSE):
-        raise UsageError(f"{name} is true or false")
+        raise UsageError(f"{name} must be true or false")
     return text.lower() in _TRUE

@@ -130,7 +130,7 @@ class ObserveSeqnoResponse(Response):
         for number, shape in enumerate((OBSERVE_SEQNO_SAME, OBSERVE_SEQNO_FAILED_OVER)):
             if len(self.value) == shape.size and self.value[0] == number:
                 return shape.unpack(self.value)[1:]
-        raise MalformedMessage(f"observe seqno response: {len(self.value)} bytes are no known format")
+        raise MalformedMessage(f"observe seqno response: {len(self.value)} bytes are not a known format")
 
     def check_fields(self) -> None:
         self._numbers()
@@ -658,7 +658,7 @@ class _ByPath(_CollectionsCommand):
     def check_fields(self) -> None:
         super(_ByPath, self).check_fields()
         if bool(self.key) == bool(self.value):
-            raise MalformedMessage(f"{self.name()}: the path stands in the value or in the key")
+            raise MalformedMessage(f"{self.name()}: the path must be in the value or in the key, not in both")
 
 
 @message

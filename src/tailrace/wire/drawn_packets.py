@@ -233,7 +233,7 @@ def tolerated(frame: Frame, dialect: Dialect, direction: Direction) -> list[str]
     opcode, status = frame.opcode, frame.status
     if dialect is UPR_B:
         if status == Status.ROLLBACK and frame.extras_length == 8:
-            notes.append(erratum("B1", "the rollback seqno stands in the extras"))
+            notes.append(erratum("B1", "the rollback seqno is in the extras"))
         if status == Status.KEY_ENOENT and opcode == UprBOpcode.STREAM_REQUEST:
             notes.append(erratum("B10", "the vbucket UUID is unknown; a rollback to 0 says so too"))
         if status == Status.SUCCESS and opcode == UprBOpcode.FAILOVER_LOG_REQUEST and _rises(frame.value):
@@ -265,7 +265,7 @@ def _tolerated_upr_a(frame: Frame, direction: Direction) -> list[str]:
         notes.append(erratum("A10", skipped))
     if opcode == UprAOpcode.RESPONSE:
         if extras == 8:
-            notes.append(erratum("A4", "the rollback seqno stands in the extras"))
+            notes.append(erratum("A4", "the rollback seqno is in the extras"))
         if frame.datatype == UprAResponseType.OK and frame.body:
             notes.append(erratum("A7", "a failover log of type 1, the document's own has type 2"))
     if frame.magic == Magic.REQUEST and opcode <= UprAOpcode.STREAM_END:

@@ -241,7 +241,7 @@ def split_xattrs(value: bytes) -> tuple[dict[str, bytes], bytes]:
         except ValueError:
             raise MalformedMessage("an xattr is not UTF-8 and JSON", Status.XATTR_EINVAL) from None
         if key in xattrs:
-            raise MalformedMessage("an xattr stands twice", Status.XATTR_EINVAL)
+            raise MalformedMessage("an xattr occurs twice", Status.XATTR_EINVAL)
         xattrs[key] = text[:-1]
         at = pair_end
     return xattrs, value[end:]

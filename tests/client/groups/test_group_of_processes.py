@@ -201,8 +201,8 @@ def test_a_fixed_share_needs_no_store(node: Any) -> None:
     assert sum(map(len, shares)) == len(set.union(*shares)) == 60
     for wrong, text in (
         ({"group": "billing"}, "needs group_store"),
-        ({"group_store": "/tmp"}, "say with group which one"),
-        ({"group": "a/b", "group_store": "/tmp"}, "is no name of a group"),
+        ({"group_store": "/tmp"}, "name the group with group"),
+        ({"group": "a/b", "group_store": "/tmp"}, "is not a name of a group"),
         ({"group": "g", "group_store": "/tmp", "state": "s.json"}, "leave out state"),
         ({"group_slot": "3/3"}, "counted from 0"),
         ({"group": "g", "group_store": "/tmp", "dialect": "tap"}, "tap has no group_store"),

@@ -260,7 +260,7 @@ def test_a_bucket_that_was_deleted_and_made_again() -> None:
     first.save({vbucket: SavedPosition(Position.at(1, 7)) for vbucket in range(8)})
     joining("two", "aa").turn()
     joining("three", "").turn()
-    with pytest.raises(UsageError, match=r"deleted and made again .*was aa and is bb.*another name"):
+    with pytest.raises(UsageError, match=r"deleted and created again .*was aa and is bb.*another name"):
         joining("four", "bb").turn()
     assert GroupRecord.from_bytes(store.read()[1] or b"").bucket_uuid == "aa"
 

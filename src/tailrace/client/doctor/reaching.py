@@ -130,14 +130,14 @@ def _unreachable(seed: Address, problem: ConnectError) -> Finding:
     cause = problem.__cause__
     if isinstance(cause, ssl.SSLCertVerificationError):
         if cause.verify_code == _EXPIRED:
-            way_out = "the certificate has run out: renew it on the node (or this machine's clock is wrong)"
+            way_out = "the certificate has expired: renew it on the node (or this machine's clock is wrong)"
         elif cause.verify_code in _OTHER_HOSTS:
             way_out = "use a name that the certificate has, or make one with this name"
         elif cause.verify_code in _UNKNOWN_ISSUERS:
             way_out = "give the authority that signed it with --tls-ca FILE or ?ca_cert_path=FILE"
         else:
             way_out = "look at it with openssl s_client"
-        return error(TLS, f"the certificate of {seed} is not good: {cause.verify_message}", way_out)
+        return error(TLS, f"the certificate of {seed} is not valid: {cause.verify_message}", way_out)
     if isinstance(cause, ssl.SSLError) or "TLS" in str(problem):
         return error(
             TLS,
@@ -163,9 +163,9 @@ def _examine_certificate(seed: Address, connection: ssl.SSLSocket, clock: Clock)
     ends = str(certificate["notAfter"])
     days = (ssl.cert_time_to_seconds(ends) - clock.time_ns() / 1e9) / 86_400
     if days < _CERTIFICATE_DAYS:
-        yield warning(TLS, f"the certificate of {seed} ends in {days:.0f} days ({ends})", "renew it")
+        yield warning(TLS, f"the certificate of {seed} expires in {days:.0f} days ({ends})", "renew it")
     else:
-        yield ok(TLS, f"{seed} speaks {connection.version()}, its certificate is good until {ends}")
+        yield ok(TLS, f"{seed} speaks {connection.version()}, its certificate is valid until {ends}")
 
 
 def _is_address(host: str) -> bool:

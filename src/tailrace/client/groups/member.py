@@ -202,5 +202,5 @@ def check_name(name: str) -> str:
     """The name of a group, which is part of file names and keys."""
     is_plain = all(letter.isascii() and (letter.isalnum() or letter in "-_.") for letter in name)
     if not name or len(name) > 100 or not is_plain or name.startswith("."):
-        raise UsageError(f"{name[:40]!r} is no name of a group; use letters, digits and - _ .")
+        raise UsageError(f"{name[:40]!r} is not a name of a group; use letters, digits and - _ .")
     return name

@@ -182,7 +182,7 @@ class GroupRecord:
             uuid = str(document.get("bucket_uuid", ""))
             return cls(str(document["bucket"]), int(document["vbuckets"]), members, owners, files, uuid)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise UsageError(f"this is no record of a group of readers: {error}") from None
+            raise UsageError(f"this is not the record of a group of readers: {error}") from None
 
     def of_bucket(self, bucket: str, vbucket_count: int, bucket_uuid: str) -> GroupRecord:
         """This record with the bucket's uuid filled in; `UsageError` if it is of another bucket."""
@@ -193,7 +193,7 @@ class GroupRecord:
             )
         if self.bucket_uuid and bucket_uuid and self.bucket_uuid != bucket_uuid:
             raise UsageError(
-                f"the group reads a bucket {bucket!r} that was deleted and made again (its uuid was "
+                f"the group reads a bucket {bucket!r} that was deleted and created again (its uuid was "
                 f"{self.bucket_uuid} and is {bucket_uuid}), and its positions mean nothing in the new one; "
                 "give it another name to start over"
             )
@@ -225,5 +225,5 @@ def parse_slot(text: str, hostname: str) -> Slot:
                 f"the host name {hostname[:60]!r} does not end with a number, as a StatefulSet's pods do"
             )
     if not slash or not (number.isascii() and number.isdecimal() and total.isascii() and total.isdecimal()):
-        raise UsageError(f"{text[:40]!r} is no slot; write 0/3, counted from 0, or statefulset/3")
+        raise UsageError(f"{text[:40]!r} is not a slot; write 0/3, counted from 0, or statefulset/3")
     return Slot(int(number), int(total))

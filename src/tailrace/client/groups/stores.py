@@ -67,7 +67,7 @@ def open_group_store(where: str | Path, group: str, bucket: str) -> GroupStore:
     if isinstance(where, str) and where.startswith("redis://"):
         return RedisGroupStore(where, f"tailrace:group:{group}:{bucket}")
     if isinstance(where, str) and "://" in where and not where.startswith("file:"):
-        raise UsageError(f"{where[:40]!r} is no place for a group; give a directory, or redis://host:port")
+        raise UsageError(f"{where[:40]!r} is not a place for a group; give a directory, or redis://host:port")
     folder = paths.directory(where, "the directory of the group", must_exist=False)
     return DirectoryGroupStore(folder / f"{group}-{bucket}")
 
@@ -168,7 +168,7 @@ class RedisGroupStore:
             parts = urlsplit(url)
             self._address = parts.hostname or "127.0.0.1", parts.port or 6379
         except ValueError as error:
-            raise UsageError(f"{url[:40]!r} is no address of a Redis: {error}") from None
+            raise UsageError(f"{url[:40]!r} is not the address of a Redis: {error}") from None
         self._login = [unquote(part) for part in (parts.username, parts.password) if part]
         self._database = parts.path.strip("/")
         self._record, self._positions = prefix.encode(), f"{prefix}:positions".encode()
@@ -214,7 +214,7 @@ class RedisGroupStore:
         return int(version), data
 
     def _call(self, *requests: list[bytes], again: bool = True) -> list[Any]:
-        """Send requests and return their answers; a connection lost meanwhile is made anew, once."""
+        """Send requests and return their answers; a connection lost meanwhile is made again, once."""
         for attempt in (1, 0):
             try:
                 if self._socket is None:

@@ -452,7 +452,7 @@ class DcpReader:
         self._out += HEADER.pack(Magic.RESPONSE, opcode, 0, 0, 0, status, 0, opaque, 0)
         self._unread += HEADER.size
         if self._unread > MAX_UNREAD_BYTES:
-            raise RemoteProtocolError("the server asks and asks, and does not read the answers")
+            raise RemoteProtocolError("the server keeps asking and does not read the answers")
 
     def all_sent(self) -> None:
         """Everything that `data_to_send` gave has gone out."""

@@ -77,6 +77,6 @@ class ReplicaControls:
             self.sync_writes |= key == ControlKey.ENABLE_SYNC_WRITES
             return None
         if key == ControlKey.CONNECTION_BUFFER_SIZE:
-            return "the producer knows no flow control"
+            return "the producer supports no flow control"
         _log.debug("%s: %s is refused: %s", peer, key.decode(), status_name(status))
         return None

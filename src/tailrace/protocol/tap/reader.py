@@ -257,7 +257,7 @@ class TapReader(TranslatingReader):
         if frame.magic == Magic.RESPONSE:
             if frame.opcode == TapOpcode.CONNECT:
                 raise StatusError(frame.status, "tap connect", frame.value)
-            raise RemoteProtocolError(f"an answer with opaque {frame.opaque}, which nobody waits for")
+            raise RemoteProtocolError(f"an answer with opaque {frame.opaque}, which no request has")
         if frame.opcode == Op.NOOP:
             return  # its arrival is enough
         try:

@@ -31,7 +31,7 @@ def hello(call: Call[admin.Hello]) -> Reply:
     """Clears the features of an earlier hello, then grants those asked for that we have."""
     request, session = call.request, call.session
     if session.unfinished and Feature.UNORDERED_EXECUTION in session.features:
-        raise Refused(Status.NOT_SUPPORTED, "wait for the answers of the commands before")
+        raise Refused(Status.NOT_SUPPORTED, "wait for the answers to the commands before")
     granted = grant_features(request.features, OFFERED)
     session.set_features(granted)
     session.name = _client_name(request.key)
@@ -142,7 +142,7 @@ def select_bucket(call: Call[admin.SelectBucket]) -> Reply:
     if session.handler is not None:
         raise Refused(Status.NOT_SUPPORTED, "a change stream is bound to its bucket")
     if session.unfinished:
-        raise Refused(Status.NOT_SUPPORTED, "wait for the answers of the commands before")
+        raise Refused(Status.NOT_SUPPORTED, "wait for the answers to the commands before")
     name = call.request.key.decode("utf-8", "replace")
     if name == "@no bucket@":
         session.bucket = None

@@ -166,7 +166,7 @@ def compare(bucket: pa.Table, table: pa.Table, positions: NDArray[np.int64]) -> 
     pairs = np.flatnonzero(both)
     again = np.setdiff1d(pairs, pairs[np.unique(match[pairs], return_index=True)[1]])
     for row in again.tolist():
-        yield _difference("extra", table, row, "it stands in the table more than once", newer=False)
+        yield _difference("extra", table, row, "it is in the table more than once", newer=False)
     yield from _differing(bucket, match[pairs], table, pairs, positions)
     missing = np.flatnonzero(living & ~np.isin(np.arange(bucket.num_rows), match[is_known]))
     for row in missing.tolist():

@@ -1,6 +1,6 @@
 """Whether a table's bucket is still the one that the table was made from.
 
-A bucket that is deleted and made again has the same name and another uuid. Its changes have nothing to do
+A bucket that is deleted and created again has the same name and another uuid. Its changes have nothing to do
 with the table's rows, so a mirror stops unless it was told to replace them all. A table without a uuid, from
 an earlier version, gets it from the first mirror that goes on with it.
 """

@@ -130,7 +130,7 @@ def build_mirror(
         raise UsageError("changes_keep_s needs a change log; give its path with changes")
     given = source_options(url, options)
     chosen = _chosen(tables)
-    # No filter for the node: it would name collections by id, and one that is dropped and made again has
+    # No filter for the node: it would name collections by id, and one that is dropped and created again has
     # another id, so the position would pass over its documents. The tables choose their rows by name.
     parsed = parse_mirror_options(given)
     how = TableOptions(dict(storage_options or {}), undo_s, undo_bytes, clock)
@@ -218,7 +218,7 @@ def _chosen(tables: StrPath | Mapping[str, StrPath]) -> list[CollectionTable]:
     for path, uri in tables.items():
         scope, dot, collection = path.partition(".")
         if not (scope and dot and collection):
-            raise UsageError(f"{path!r} is no collection; write scope.collection")
+            raise UsageError(f"{path!r} is not a collection; write scope.collection")
         chosen.append(CollectionTable(os.fspath(uri), scope, collection))
     return chosen
 
@@ -231,7 +231,7 @@ def _check_apart(uris: Sequence[str]) -> None:
             raise UsageError(f"two tables can't be at {first}; choose another path for one of them")
         if second.startswith(f"{first}/"):
             raise UsageError(
-                f"{second} lies inside of the table at {first}, and cleaning that table up would delete it; "
+                f"{second} lies inside the table at {first}, and cleaning that table up would delete it; "
                 "choose another path"
             )
 

@@ -33,16 +33,16 @@ def examine_table(table: Table, bucket: str, facts: BucketFacts, clock: Clock = 
     if is_replaced(table, facts.map.uuid):
         yield error(
             "table",
-            f"the bucket was deleted and made again: its uuid was {source[UUID]} and is {facts.map.uuid}",
+            f"the bucket was deleted and created again: its uuid was {source[UUID]} and is {facts.map.uuid}",
             "mirror it into a new table, or replace all rows with 'tailrace mirror --accept-new-bucket'",
         )
         return
     if source.get("vbuckets") != facts.map.vbucket_count:
         yield error(
             "table",
-            f"the table is of a bucket with {source.get('vbuckets')} vbuckets, and this one has "
+            f"the table mirrors a bucket with {source.get('vbuckets')} vbuckets, but this one has "
             f"{facts.map.vbucket_count}",
-            "the bucket was made anew: mirror it into a new table",
+            "the bucket was created again: mirror it into a new table",
         )
         return
     collection = f"{source.get('scope', '_default')}.{source.get('collection', '_default')}"
@@ -50,7 +50,7 @@ def examine_table(table: Table, bucket: str, facts: BucketFacts, clock: Clock = 
         yield warning(
             "table",
             f"the bucket has no collection {collection}: it was dropped",
-            "the mirror empties the table; make the collection again, or end the mirror",
+            "the mirror empties the table; create the collection again, or end the mirror",
         )
     plans = forecast(table, facts.failover_logs, facts.high_seqnos, facts.purge_seqnos)
     yield from _examine_plans(table, plans)
@@ -70,7 +70,7 @@ def _examine_plans(table: Table, plans: list[VBucketForecast]) -> Iterator[Findi
     if over:
         yield warning(
             "table",
-            f"{numbers(over)} can't go on from where the table stands, and are read from the beginning",
+            f"{numbers(over)} can't continue where the table is: they are read from the beginning",
             "nothing, the mirror does it; run it more often than the purge interval, keep more with --undo",
         )
     if not back and not over:
@@ -78,7 +78,7 @@ def _examine_plans(table: Table, plans: list[VBucketForecast]) -> Iterator[Findi
         resumed = counts[Action.RESUME] + counts[Action.BACKFILL]
         yield ok(
             "table",
-            f"version {table.version}: {resumed} vbuckets go on where they are, {to_read:,} changes to read",
+            f"version {table.version}: {resumed} vbuckets continue as they are, {to_read:,} changes to read",
         )
 
 

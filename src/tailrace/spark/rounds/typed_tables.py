@@ -62,7 +62,7 @@ class TypedWish:
             return None
         if not self.value_column and columns.keep_value:
             raise UsageError(
-                f"the table at {held.uri} has a value column, which can't be taken away; go on with "
+                f"the table at {held.uri} has a value column, which can't be removed; continue with "
                 "it, or give another path to make a new table beside it"
             )
         if self.evolve is not None:

@@ -80,7 +80,7 @@ def _check_offset(folder: Path, number: int, bucket: str | None) -> None:
     for offset in _parsed(path, _ways(folder, number))[1:]:
         try:
             if not isinstance(offset, dict):
-                raise UsageError("an offset is no object")
+                raise UsageError("an offset is not an object")
             from_offset(offset)
             rollbacks_of(offset)
             other = bucket_of(offset)

@@ -77,7 +77,7 @@ def check_place(store: TableStore) -> None:
             return  # we have no access there, so presumably nor has whoever cleans
         if is_table:
             raise UsageError(
-                f"{store.uri} lies inside of the table at {outer.uri}, and whoever cleans that one up takes "
+                f"{store.uri} lies inside the table at {outer.uri}, and whoever cleans that one up takes "
                 "it for waste; choose another path"
             )
 
