@@ -1,6 +1,6 @@
 """Where streams start and end if that is "now": asked of the nodes before and after the stream requests.
 
-Rules: docs/spec/dcp.md#what-a-reader-keeps.
+Rules: docs/spec/header.md#vbucket-commands (GET_ALL_VB_SEQNOS), docs/spec/dcp.md#end-seqno.
 """
 
 from __future__ import annotations

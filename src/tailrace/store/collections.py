@@ -218,8 +218,9 @@ def _event(event: int, name: bytes, content: EventContent) -> Event:
 
 
 def is_legal_name(name: str, scope: str | None = None) -> bool:
-    """Whether a scope can have this name, or a collection in a scope. Only the default ones, the scope
-    ``_system`` and its collections have names that begin with ``_``.
+    """Whether a scope can have this name, or a collection in a scope (docs/spec/header.md#manifest).
+
+    Only the default ones, the scope ``_system`` and its collections have names that begin with ``_``.
     """
     if _NAME.fullmatch(name) is None or name[0] == "%":
         return False

@@ -710,8 +710,9 @@ STREAM_ID_SIZE = 3
 def _with_stream_id(frame: Frame) -> Frame:
     """A removal's frame, with its stream id counted as framing extras.
 
-    Servers write the stream id there but give the framing extras a length of 0. Without it a seqno would be
-    there, and no seqno is so high that it begins with that byte.
+    Servers write the stream id but give the framing extras a length of 0
+    (docs/spec/dcp.md#stream-id-without-length). Without the id a seqno would be there, and no seqno is so
+    high that it begins with that byte.
     """
     body = frame.body
     if (

@@ -1,7 +1,8 @@
 """Reads a snapshot before it is announced, to find the last change that is for this stream.
 
 A stream without collections, of a bucket that has some or that has durable writes, sends only a part of each
-snapshot. Its marker must end at a change that is sent: no other message could end the snapshot.
+snapshot. Its marker must end at a change that is sent, since no other message could end the snapshot:
+docs/spec/servers.md#sync-writes-visible-end.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class ReaderSettings:
 
     def controls(self, session: HandshakeResult) -> list[tuple[bytes, bytes, bool]]:
         """Key, value, and whether the connection is of no use without it."""
-        # streams with collections or xattrs are refused on connections without noops
+        # docs/spec/dcp.md#stream-request-5: without noops such streams are refused
         needs_noop = session.collections or self.include_xattrs
         wanted = [
             (ControlKey.ENABLE_NOOP, b"true", needs_noop),

@@ -1,7 +1,6 @@
 """What a replica agrees on with its producer before the first stream: one control after the other.
 
-A producer may refuse most of them and can still be streamed from. Flow control is the exception: without it a
-node could be made to hold any amount.
+A producer may refuse all of them but flow control, without which a node could be made to hold any amount.
 
 Rules: docs/spec/dcp.md#control-keys-of-a-replica.
 """

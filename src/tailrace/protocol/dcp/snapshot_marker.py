@@ -110,7 +110,8 @@ class SnapshotMarker:
             start = min(start, self._accepted.snapshot_start)
             self._is_first = False
         if snapshot.end < self.end and snapshot.start <= vbucket.received.start:
-            # Keys that came before the replica's open snapshot may come again in the rest of it.
+            # Keys that came before the replica's open snapshot may come again in the rest of it:
+            # docs/spec/dcp.md#snapshots-of-a-replica.
             flags |= _DUPLICATES
         self._start = start
         return says.marker(start, self.end, flags, vbucket)

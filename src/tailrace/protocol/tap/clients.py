@@ -11,7 +11,7 @@ and up to a limit: a change whose TTL is forgotten is sent like one made here, a
 node that has the very same version. So a ring falls silent in any case; the TTL also stops what has no
 version.
 
-Rules: docs/spec/tap.md#registered-client, docs/spec/tap.md#ttl.
+Rules: docs/spec/tap.md#registered-client, docs/spec/tap.md#reconnect, docs/spec/tap.md#ttl.
 """
 
 from __future__ import annotations

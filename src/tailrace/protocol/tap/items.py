@@ -1,6 +1,6 @@
 """Stored changes as TAP mutations and deletes, a chunk at a time.
 
-Rules: docs/spec/tap.md#mutation, docs/spec/tap.md#delete.
+Rules: docs/spec/tap.md#mutation, docs/spec/tap.md#item-flags, docs/spec/tap.md#delete.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ class TapProducer(TapSender):
         )
         date = options.backfill_date
         if date is not None and date != client.date and client.cursors:
-            client.cursors.clear()  # another date than before: begin again
+            client.cursors.clear()  # another date than before: docs/spec/tap.md#reconnect
         client.date = client.date if date is None else date
         wanted.backfills = client.date <= host.clock.time_ns() // 1_000_000_000
         if flags & TapConnectFlag.SUPPORT_ACK:

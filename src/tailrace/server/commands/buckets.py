@@ -1,6 +1,7 @@
 """The cluster map, and what TAP readers leave behind.
 
-Rules: docs/spec/servers.md#pushed-configs, docs/spec/header.md#other-commands.
+Rules: docs/spec/servers.md#known-version, docs/spec/servers.md#order-of-configs,
+docs/spec/header.md#other-commands, docs/spec/tap.md#change-of-the-filter.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ def set_cluster_config(call: Call[admin.SetClusterConfig]) -> Reply:
         content = json.loads(request.value)
     except (ValueError, RecursionError):
         raise MalformedMessage("the cluster map is not JSON") from None
-    # clients crash on a config without these, so it must never reach them
+    # it must never reach a client: docs/spec/bootstrap.md#config-that-kills
     if not isinstance(content, dict) or not isinstance(content.get("nodesExt"), list):
-        raise MalformedMessage("a cluster map has a list nodesExt")
+        raise MalformedMessage("a cluster map must have a list nodesExt")
     if (content.get("revEpoch"), content.get("rev")) != (request.epoch, request.revision):
         raise MalformedMessage("the cluster map has another revision than the request")
     name = request.key.decode("utf-8", "replace")

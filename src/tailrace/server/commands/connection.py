@@ -23,7 +23,7 @@ from ..features import OFFERED
 log = logging.getLogger("tailrace.server")
 
 _COMPATIBLE = "7.6.0"
-"""Clients look for a server's version at the start of the text, and choose what they send by it."""
+"""Clients read a server's version from the start of the text, and choose by it what they send."""
 
 
 @command(admin.Hello, needs_bucket=False)
@@ -150,8 +150,8 @@ def select_bucket(call: Call[admin.SelectBucket]) -> Reply:
         return call.success()
     bucket = call.node.buckets.get(name)
     if bucket is None:
-        # SDKs take "no access" as "no such bucket" and give up, and "not found" as "not yet" and try again
-        # until their timeout
+        # SDKs take "no access" for "no such bucket" and give up. They take "not found" for "not yet" and try
+        # again until their timeout: docs/spec/bootstrap.md#answers-that-suit-everybody.
         extended = Feature.XERROR in session.features
         raise Refused(Status.EACCESS if extended else Status.KEY_ENOENT, "there is no such bucket")
     if session.bucket is not bucket:

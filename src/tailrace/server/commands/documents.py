@@ -2,7 +2,7 @@
 
 A request's own contents are checked before the vbucket: its value, then its key, as real servers do.
 
-Rules: docs/spec/header.md#document-commands.
+Rules: docs/spec/header.md#document-commands, docs/spec/header.md#order-of-checks.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def store(call: Call[kv.Set]) -> Reply:
 
 @command(kv.Delete, kv.DeleteQ, writes=True)
 def delete(call: Call[kv.Delete]) -> Reply:
-    """The classic answer has CAS 0: only a peer that asked for uuid and seqno gets the real one."""
+    """A peer that did not ask for uuid and seqno gets CAS 0: docs/spec/bootstrap.md#cas-of-a-delete."""
     key, vbucket = call.key(), call.vbucket()
     return call.written(vbucket, vbucket.delete(key, call.request.cas), with_cas=False)
 
