@@ -114,7 +114,7 @@ def _bugs() -> Iterator[Bug]:
         _second_sync_counts,
     )
     yield Bug(
-        "no CRC on the tail", "The last batch of a log is believed as it is.", _no_checksum_of_the_tail, 214
+        "no CRC on the tail", "The last batch of a log is trusted as it is.", _no_checksum_of_the_tail, 214
     )
     yield Bug(
         "clean marker not cleared at start",

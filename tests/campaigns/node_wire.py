@@ -422,7 +422,7 @@ def _bugs() -> Iterator[Bug]:
     )
     yield Bug(
         "SCRAM's channel binding not checked",
-        "A login is accepted that says another thing of its channel than it began with.",
+        "A login is accepted whose last message names another channel binding than its first.",
         _channel_binding_not_checked,
         25,
     )

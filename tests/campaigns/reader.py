@@ -284,12 +284,12 @@ def _bugs() -> Iterator[Bug]:
     )
     yield Bug(
         "one of its rules left out",
-        "The snapshot that a reader is inside of is not looked at, only its seqno.",
+        "The snapshot that a reader is in is not looked at, only its seqno.",
         _a_rule_left_out,
     )
     yield Bug(
         "purge compared with the snapshot's start",
-        "A reader inside of a snapshot that began before the first change is let in below the purge.",
+        "A reader inside a snapshot that began before the first change is let in below the purge.",
         _purge_compared_with_the_start,
     )
     yield Bug(

@@ -310,7 +310,7 @@ BUGS = (
     ),
     Bug(
         "retry applied twice",
-        "A commit whose answer got lost is made once more: documents stand twice.",
+        "A commit whose answer was lost is made again: documents are in the table twice.",
         _retry_applied_twice,
         seed=1000,
     ),

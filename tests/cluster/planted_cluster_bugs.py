@@ -69,7 +69,7 @@ def _a_reader_forgets_its_snapshot() -> AbstractContextManager[Any]:
     return mock.patch.object(Position, "request_range", request_range)
 
 
-def _a_copy_believes_the_second_marker() -> AbstractContextManager[Any]:
+def _a_copy_trusts_the_second_marker() -> AbstractContextManager[Any]:
     original = ReceivedHistory.begin_snapshot
 
     def begin_snapshot(self: ReceivedHistory, start: int, end: int, *given: Any, **more: Any) -> None:
@@ -79,7 +79,7 @@ def _a_copy_believes_the_second_marker() -> AbstractContextManager[Any]:
     return mock.patch.object(ReceivedHistory, "begin_snapshot", begin_snapshot)
 
 
-def _a_reader_believes_the_second_marker() -> AbstractContextManager[Any]:
+def _a_reader_trusts_the_second_marker() -> AbstractContextManager[Any]:
     return mock.patch.object(Position, "snapshot_of", lambda self, marker: marker)
 
 
@@ -158,7 +158,7 @@ BUGS = (
     ),
     Bug(
         "a part taken for the whole",
-        "A replica believes that what it has of a snapshot is all of it.",
+        "A replica takes what it has of a snapshot for all of it.",
         _takes_a_part_for_the_whole,
         0,
     ),
@@ -181,15 +181,15 @@ BUGS = (
         0,
     ),
     Bug(
-        "a copy believes the second marker",
-        "A snapshot that is taken up again is cut shorter, and a replica believes that it is whole there.",
-        _a_copy_believes_the_second_marker,
+        "a copy trusts the second marker",
+        "A snapshot that is resumed is announced with an earlier end, and a replica takes that for its end.",
+        _a_copy_trusts_the_second_marker,
         263,
     ),
     Bug(
-        "a reader believes the second marker",
+        "a reader trusts the second marker",
         "A reader does the same, and publishes it.",
-        _a_reader_believes_the_second_marker,
+        _a_reader_trusts_the_second_marker,
         22,
     ),
     Bug(
@@ -200,7 +200,7 @@ BUGS = (
     ),
     Bug(
         "folded changes forgotten",
-        "A copy that received a snapshot with gaps ends its own snapshots inside of it.",
+        "A copy that received a snapshot with gaps ends its own snapshots inside it.",
         _forgets_what_was_folded,
         4,
     ),

@@ -272,9 +272,9 @@ def test_no_table(tmp_path: Path) -> None:
 def test_a_table_inside_of_another(table: DeltaMirrorTable, clock: ManualClock, tmp_path: Path) -> None:
     """Cleaning the outer table up deletes unknown files."""
     for inner in ("changes", "a/b/c"):
-        with pytest.raises(UsageError, match=r"lies inside of the table at .*; choose another path"):
+        with pytest.raises(UsageError, match=r"lies inside the table at .*; choose another path"):
             make(f"{table.uri}/{inner}", clock)
-        with pytest.raises(UsageError, match="lies inside of the table"):
+        with pytest.raises(UsageError, match="lies inside the table"):
             export_table(table.uri, f"{table.uri}/{inner}", format="parquet")
     make(tmp_path / "beside", clock)
     assert export_table(table.uri, tmp_path / "export").rows == 0
