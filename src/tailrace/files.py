@@ -164,7 +164,7 @@ def _write_new(files: Files, path: str, data: bytes) -> None:
 
 
 def put_file(files: Files, path: str, data: bytes, *, beside: str) -> bool:
-    """Write a whole file under a name that must be free; whether it was. Durable when it returns, and never
+    """Write a whole file under a name; return whether that was free. Durable when it returns, and never
     visible in part. ``beside`` is the name to write it under first, which no other writer may use.
 
     After an OSError the file is not there; after `NotDurable` it is, but may be gone after a power cut.
@@ -458,7 +458,7 @@ class DiskFiles:
     def lock(self, path: str) -> None:
         from filelock import FileLock, Timeout
 
-        # a lock of the process, not of a thread: a store may be closed by another thread than opened it
+        # a lock of the process, not of a thread: one thread may open a store and another close it
         lock = FileLock(self.root / path, mode=_PRIVATE, thread_local=False)
         try:
             lock.acquire(timeout=0)
@@ -672,6 +672,6 @@ def user_folder() -> Path:
     user = os.getuid() if hasattr(os, "getuid") else 0
     place = Path(tempfile.gettempdir()) / f"tailrace-{user}"
     place.mkdir(mode=0o700, exist_ok=True)
-    if hasattr(os, "getuid") and place.stat().st_uid != user:  # somebody put it there for us
+    if hasattr(os, "getuid") and place.stat().st_uid != user:  # another user made it: don't use it
         return temporary_folder("tailrace-")
     return place

@@ -134,7 +134,7 @@ class FailoverLog:
         return FailoverLog((_own_entry(new_vb_uuid, seqno),))
 
     def cleaned(self) -> FailoverLog | None:
-        """What can be believed of a stored log: no vb_uuid 0, no entry above the newer one before it.
+        """What can be trusted of a stored log: no vb_uuid 0, no entry above the newer one before it.
 
         None if nothing is left; the vbucket then needs a new branch.
         """
@@ -208,7 +208,7 @@ class FailoverLog:
 
     @classmethod
     def from_json(cls, value: object) -> FailoverLog:
-        """Read the form of `to_json`; use `cleaned` for what can be believed of it."""
+        """Read the form of `to_json`; use `cleaned` for what can be trusted of it."""
         if not isinstance(value, list):
             raise UsageError("a failover log must be an array")
         return cls.of(_pair_from_json(member) for member in value)

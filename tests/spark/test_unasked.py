@@ -24,7 +24,7 @@ def test_it_is_said_when_it_lasts_and_now_and_then() -> None:
     assert said == []
     for now in (3.0, 4.0, 62.0):
         unasked.note(why, now)
-    assert said == ["goes on without vbuckets that can't be read; 3 vbuckets: 127.0.0.1:1 (refused)"]
+    assert said == ["continues without vbuckets that can't be read; 3 vbuckets: 127.0.0.1:1 (refused)"]
     unasked.note(why, 63.0)
     assert len(said) == 2
     unasked.note({}, 64.0)

@@ -67,7 +67,7 @@ class ReceiveWindow:
         self.acknowledged_bytes = 0
 
     def processed(self, counted_bytes: int) -> bool:
-        """This many more bytes were processed; whether to acknowledge now."""
+        """This many more bytes were processed; return whether to acknowledge now."""
         self.unacknowledged_bytes += counted_bytes
         return self.unacknowledged_bytes >= self._ack_at_bytes
 

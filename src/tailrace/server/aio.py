@@ -155,7 +155,7 @@ class Server:
         job.run()
 
     def connection(self, *, tls: bool, link: Upstream | None = None) -> ServerConnection:
-        """Make a connection that has just come in, or (``link``) that we made."""
+        """The protocol of a connection that has just come in, or (``link``) that we made."""
         return ServerConnection(self, tls=tls, link=link)
 
     # bytes held for peers, see `held_bytes`
@@ -565,7 +565,7 @@ class ServerConnection(asyncio.Protocol):
             self._pump()
 
     def _linger(self, transport: asyncio.Transport) -> None:
-        """Receive nothing more. The connection stays open only while the peer goes on taking what is left: a
+        """Receive nothing more. The connection stays open only while the peer keeps taking what is left: a
         peer that does not read would otherwise keep it, and its answers, for ever.
         """
         if self._timer is not None:

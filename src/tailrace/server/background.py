@@ -55,7 +55,7 @@ class BackgroundWork:
         self, store: Bucket, settings: Settings, clock: Clock, run_job: RunJob, events: EventLog
     ) -> None:
         self.flush_wanted = False
-        """Somebody waits for the disk: `settle` at the end of this batch of requests."""
+        """A request waits for the disk: `settle` at the end of this batch of requests."""
         self.disk_is_full = False
         """Set by the fault kit: nothing is written."""
         self.flush_times = Histogram()

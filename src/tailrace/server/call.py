@@ -34,7 +34,7 @@ _RESPONSE_MAGIC = int(Magic.RESPONSE)
 
 
 class Refused(TailraceError):
-    """A request is answered with this status; the context is for people, a value takes its place."""
+    """A request is refused with this status. The context is for people; a value is sent in its place."""
 
     def __init__(self, status: int, context: str = "", value: bytes = b"", datatype: int = 0) -> None:
         super().__init__(status, context, value, datatype)

@@ -1,6 +1,6 @@
 """What a value is: JSON or not, compressed or not, with xattrs or without.
 
-The server does not believe a client that says "JSON": it looks, as real servers do, so that the bit on a
+The server does not trust a client that says "JSON": it looks, as real servers do, so that the bit on a
 stored document can be trusted by everybody who reads it.
 
 Rules: docs/spec/header.md#datatype, docs/spec/header.md#xattr-section.

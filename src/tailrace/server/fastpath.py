@@ -1,13 +1,13 @@
 """The hot path: plain gets and sets, many at a time, without an object per request.
 
 `run` takes the requests at the front of what was received for as long as they are of the simplest kind, and
-stops at the first that is not: that one goes the long way through the table of commands, which knows
-everything, this included. So nothing here has to be complete; it only has to be right where it answers.
+stops at the first that is not: that one goes the long way through the table of commands, which has every
+command, these included. So nothing here has to be complete; it only has to be right where it answers.
 
 Answers to gets are kept ready made in the store's `Bucket.cache`, by key. The store takes an answer out when
 its document changes. An answer knows the request that it is for, from the first byte to the opaque: where
 these twelve bytes and the key are the same and there is no CAS, nothing of the request has to be understood.
-Gets whose keys have the same length stand one behind the other like the rows of a table, and are read as one.
+Consecutive gets whose keys have the same length are like the rows of a table, and are read together.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _STORED_AT_HEAD = _HEAD.pack(_RESPONSE, Op.SET, 0, _POSITION.size, 0, Status.SUC
 _GETQ_START = bytes([_RESPONSE, Op.GETQ])
 _NO_CAS = bytes(HEADER_LAYOUT.field("cas").size)
 
-# where things stand in a stored mutation, which is a DCP one
+# where fields are in a stored mutation, which is a DCP one
 _STORED = HEADER_LAYOUT + DcpMutation.LAYOUTS[0]
 _DATATYPE_AT = _STORED.at("datatype")
 _CAS = _STORED.field("cas").place
@@ -63,7 +63,7 @@ _NO_EXPIRY = bytes(_STORED.field("expiry").size)
 _VALUE_AT = _STORED.size  # the key comes before it
 _MAX_KEY = 250
 _ROWS = 64
-"""As many gets are read as one: they are copied for it, which is less than looking at them where they are."""
+"""So many gets are read together: copying them for that is cheaper than looking at each in place."""
 _TURN_BYTES = 32 << 10
 """Of requests, before the caller looks at the clock: small ones take about a millisecond."""
 _ACTIVE = int(VBucketState.ACTIVE)
@@ -83,13 +83,13 @@ class _Mode(NamedTuple):
     """What depends on the features of a peer."""
 
     rows: list[Callable[[bytes | memoryview], Iterator[tuple[bytes, bytes, bytes, bytes]]]]
-    """By body length, what reads gets that stand one behind the other: head, opaque, CAS, key."""
+    """By body length, what reads consecutive gets: head, opaque, CAS, key of each."""
     no_cas: bytes
-    """What there must be for the CAS."""
+    """The bytes of a CAS of 0, as the rows have them."""
     request_at: int
-    """Where the head of the request stands in an answer."""
+    """The index in an answer of the head of the request."""
     answer_at: int
-    """Where its own head stands in it."""
+    """The index in it of its own head."""
     key_at: int
     """Where the key of a set begins."""
     set_extras: tuple[int, ...]
@@ -131,7 +131,7 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
     end = len(data)
     stop_at = at + _TURN_BYTES
     while end - at >= HEADER_SIZE and at < stop_at:
-        if room <= 0:  # taken for what it can be at most
+        if room <= 0:  # counted as low as it can be: find out what it is
             room = session.room - sum(map(len, out))
             if room <= 0:
                 break
@@ -237,7 +237,7 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                     continue
                 if frame[_DATATYPE_AT] & _NOT_PLAIN:
                     break
-                if len(frame) >= LARGE_BYTES:  # too large to be kept, and copied only into what is sent
+                if len(frame) >= LARGE_BYTES:  # too large to keep: copied only into what is sent
                     large = memoryview(frame)[_VALUE_AT + len(key) :]
                     datatype = frame[_DATATYPE_AT] & _JSON & granted.datatypes
                     size = _FLAGS_SIZE + len(large)

@@ -172,7 +172,7 @@ class HttpRequestBuffer:
         self._need: int | None = None
 
     def add(self, data: bytes) -> bool:
-        """Take more data; whether all of the request is there, or as much as is looked at."""
+        """Take more data; return whether the request is complete, or as much of it as is looked at."""
         self._data += data
         if self._need is None:
             end = self._data.find(b"\r\n\r\n")
@@ -215,7 +215,7 @@ def _understood(head: bytes, body: bytes, service: HttpService) -> HttpRequest |
     host = _host_name(_header(text, "host"))
     if not service.is_host(host):
         return http_error(
-            403, f"this is not {host[:100]!r}: use an address or localhost, or start it with users"
+            403, f"{host[:100]!r} is not served here: use an address or localhost, or configure users"
         )
     user = "" if service.is_open(path) else service.login(authorization)
     if user is None:

@@ -288,7 +288,7 @@ def _apply(node: Node, bucket: ServedBucket, manifest: dict[str, Any]) -> HttpCo
     if node.fenced:
         raise _Refusal(503, "the node waits for its cluster map")
     if bucket.map is not None and len(json.loads(bucket.map.text).get("nodesExt", [])) > 1:
-        raise _Refusal(503, "this node is one of several, and changes none of them: use tailrace collections")
+        raise _Refusal(503, "this node is one of several, and changes only itself: use tailrace collections")
     manifest["uid"] = f"{int(manifest['uid'], 16) + 1:x}"
     try:
         bucket.store.set_manifest(json.dumps(manifest).encode())

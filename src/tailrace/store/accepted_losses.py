@@ -28,14 +28,14 @@ def lost(what: str) -> StoreCorrupt:
 
 
 class LossPolicy:
-    """Whether a start goes on without what is lost, and what it found to be lost."""
+    """Whether a start continues without what is lost, and what it found to be lost."""
 
     def __init__(self, *, accept: bool) -> None:
         self.accept = accept
         self.losses: list[StoreCorrupt] = []
 
     def report(self, loss: StoreCorrupt) -> None:
-        """Raise the loss, or go on without what is lost."""
+        """Raise the loss, or continue without what is lost."""
         if not self.accept:
             raise loss
         self.losses.append(loss)

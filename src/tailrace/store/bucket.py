@@ -60,7 +60,7 @@ class EngineBucket(SealedStore):
         """A new bucket in an empty directory."""
         bucket = cls(*args)
         bucket.make_room(vbucket_count)
-        bucket.metadata.uuid = unique_name(bucket.rng)  # it stands in the first manifest
+        bucket.metadata.uuid = unique_name(bucket.rng)  # the first manifest has it
         base = {
             "name": bucket.name,
             "vbucket_count": vbucket_count,

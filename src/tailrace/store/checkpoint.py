@@ -1,8 +1,8 @@
 """Changes in memory: what is not yet sealed, and the checkpoints that live streams read.
 
-A vbucket's newest changes stand in `Tail`s, oldest first: one that grows, and those of earlier generations
+A vbucket's newest changes are in `Tail`s, oldest first: one that grows, and those of earlier generations
 that are being sealed into a segment, or that are sealed and only kept for streams as long as the quota
-allows. Checkpoints are no second copy: they are marks on the same changes. A snapshot from memory never
+allows. Checkpoints are not a second copy: they are marks on the same changes. A snapshot from memory never
 crosses the end of a checkpoint, and folds repeated keys only up to its own end, so that it is a state that
 the vbucket really had.
 """

@@ -13,7 +13,7 @@ from .index import newest_seqno
 __all__ = ["UNKNOWN_TTL", "CollectionEvents", "KnownEvent"]
 
 UNKNOWN_TTL = -1
-"""The max TTL in stores made before events kept it."""
+"""The max TTL of events in stores from before it was kept with them."""
 
 
 class KnownEvent(NamedTuple):

@@ -154,7 +154,7 @@ class Manifest:
         """The events that lead here from those that a vbucket has seen (see `CollectionEvents`).
 
         Only the last one has this manifest's uid, the others have the previous one: a reader that stops in
-        the middle must not believe that it has seen all.
+        the middle must not conclude that it has seen all.
         """
         collections: dict[int, KnownEvent] = {0: KnownEvent(0, SystemEventId.COLLECTION_BEGIN, 0, 0)}
         scopes: set[int] = {0}

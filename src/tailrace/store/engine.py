@@ -45,7 +45,7 @@ def check_bucket_name(name: str) -> None:
 class Engine:
     """Opens a data directory, or memory if none is given, and locks it until it is closed.
 
-    With ``accept_loss`` it goes on without files that are missing or damaged, see `accepted_losses`.
+    With ``accept_loss`` it continues without files that are missing or damaged, see `accepted_losses`.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class Listeners:
         self._waiters.append((seqno, callback, is_over))
 
     def persisted(self, seqno: int) -> bool:
-        """Call those who wait for a seqno up to this one; whether anyone still waits."""
+        """Call those who wait for a seqno up to this one; return whether anyone still waits."""
         due = [callback for wanted, callback, _ in self._waiters if wanted <= seqno]
         self._waiters = [waiter for waiter in self._waiters if waiter[0] > seqno]
         for callback in due:

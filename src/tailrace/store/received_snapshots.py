@@ -26,7 +26,7 @@ class ReceivedSnapshots:
         self.lacks_up_to = 0  # versions that a history should have, in complete snapshots
 
     def around(self, seqno: int) -> ReceivedRange:
-        """The snapshot that a seqno lies inside of and whose sender folded older versions away; if there is
+        """The snapshot in which a seqno lies and whose sender folded older versions away; if there is
         none, the seqno as a range by itself.
 
         Between the start and the end of such a snapshot there is no state that the vbucket really had.

@@ -96,7 +96,7 @@ def _open_segment(bucket: EngineBucket, name: str, policy: LossPolicy) -> Segmen
 
 
 def _read_logs(bucket: EngineBucket, policy: LossPolicy) -> tuple[bool, _LogsEnd]:
-    """Replay the logs that are not sealed; whether they end with a clean stop, and where they end."""
+    """Replay the logs that are not sealed; return whether they end with a clean stop, and where."""
     base = bucket.sealed.manifest_file.base
     clean = bool(base["clean"])
     end = _LogsEnd(base["sealed_log"], 0, base["next_batch"])

@@ -353,7 +353,7 @@ class EngineVBucket(ReceivedHistory):
 
     @property
     def _max_rev(self) -> int:
-        """What a client wrote with the highest rev has counted on at the active: a TAP replica takes that."""
+        """Versions count on from the highest rev that a client may give; a TAP replica takes those."""
         return MAX_REV if self.state == VBucketState.ACTIVE else MAX_REPLICA_REV
 
     def _meta_cas(self, meta_cas: int, *, regenerate: bool) -> int:
@@ -397,7 +397,7 @@ class EngineVBucket(ReceivedHistory):
         if self._queue.memory_bytes > self._queue.memory_limit:
             return  # a reader is not to blame; the next one tries again
         if self._locks.prepare(key) is not None:
-            return  # what is prepared decides over it
+            return  # its fate depends on what is prepared
         self._queue.expirations += 1
         value, datatype = self._tombstone_value(frame)
         time_s = expiry_of(frame)

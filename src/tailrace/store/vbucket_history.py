@@ -493,7 +493,7 @@ class History:
             self._bucket.waiting[self] = None
 
     def tell_waiters(self) -> bool:
-        """A flush has come to its end; whether somebody still waits."""
+        """A flush has ended; return whether somebody still waits."""
         return self._listeners.persisted(self.persisted_seqno)
 
     def give_up_waiters(self, after: int = 0) -> None:
@@ -526,7 +526,7 @@ class History:
     def drop_after(self, seqno: int) -> None:
         """The part of a rollback that happens in memory; segments are clipped by the bucket.
 
-        Nothing is changed in place, but for who listens: `restore` must find all as it was.
+        Nothing is changed in place except who listens: `restore` must find everything as it was.
         """
         # Copies, because a job on another thread may be reading the old ones.
         kept = [tail for tail in self._old if tail.first <= seqno]

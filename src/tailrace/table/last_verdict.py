@@ -16,7 +16,7 @@ _MAX_BYTES = 64 << 10
 
 
 def keep_verdict(uri: str, storage_options: Mapping[str, str], verdict: Mapping[str, Any]) -> bool:
-    """Keep a verdict; whether that worked: whoever verifies may lack permission to write."""
+    """Keep a verdict; return whether that worked: whoever verifies may lack permission to write."""
     try:
         TableStore(uri, storage_options).put(_PATH, json.dumps(dict(verdict)).encode())
     except (OSError, StorageError):

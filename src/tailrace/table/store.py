@@ -178,7 +178,7 @@ class TableStore:
         self.home.put(path, data)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Write a whole file if the name is free; whether it was. Of several writers one succeeds.
+        """Write a whole file if the name is free; return whether it was. Of several writers one succeeds.
 
         False may also mean that our own put was retried after its first answer was lost: compare the bytes.
         """

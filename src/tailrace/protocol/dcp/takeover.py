@@ -72,7 +72,7 @@ class DcpTakeover:
         return flags
 
     def marker_acknowledged(self) -> bool:
-        """The replica has received a whole snapshot; whether an answer was due."""
+        """The replica has received a whole snapshot; return whether an answer was due."""
         if not self._unacknowledged:
             return False
         self._unacknowledged -= 1
@@ -92,7 +92,7 @@ class DcpTakeover:
         return self._machine.state is not DcpTakeoverState.GIVING_UP and not self._unacknowledged
 
     def state_answered(self) -> bool:
-        """The replica's vbucket has taken the state that it was told; whether that was the last step."""
+        """The replica's vbucket has taken the state that it was told; return whether it was the last step."""
         if self._machine.state is DcpTakeoverState.FINISHING:
             self._log_step("active there")
             return True

@@ -1,4 +1,4 @@
-"""Messages of an older dialect, said again in DCP."""
+"""Messages of an older dialect, rewritten as DCP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of UPR, draft A or B, said again in DCP: for our reader and for a node that keeps a replica.
+"""Streams of UPR, draft A or B, rewritten as DCP: for our reader and for a node that keeps a replica.
 
 Two things have to be made up for. A snapshot has a start and an end message and no range, so its changes are
 held back until the end or a limit comes; beyond the limit they are passed on as part of a snapshot that goes

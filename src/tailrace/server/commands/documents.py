@@ -34,7 +34,7 @@ _NOT_PLAIN = int(Datatype.SNAPPY | Datatype.XATTR)
 
 def find_to_send(vbucket: VBucket, key: bytes) -> StoredDocument:
     """The live document, for an answer; 0x01 if there is none. A large value is not cut out: that would copy
-    it once more.
+    it again.
     """
     frame = vbucket.get(key)
     if frame is None:

@@ -69,7 +69,7 @@ class UnaskedVBuckets:
                 )
         if unasked and now >= self._say_at:
             self._say_at = now + self.SAY_EVERY_S
-            self._on_trouble(f"goes on without vbuckets that can't be read; {counted(unasked)}")
+            self._on_trouble(f"continues without vbuckets that can't be read; {counted(unasked)}")
 
 
 class BucketWatch:

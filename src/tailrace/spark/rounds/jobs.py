@@ -301,7 +301,7 @@ def python_trouble(error: BaseException) -> TailraceError | None:
             kind = ConnectError if _NO_ANSWER in line else UsageError
             return kind(
                 f"Spark's workers don't get a Python with Tailrace in it ({line.strip()[:200]}); make the "
-                "session by ts.session(), or set PYSPARK_PYTHON to the tailrace-python of an environment "
+                "session with ts.session(), or set PYSPARK_PYTHON to the tailrace-python of an environment "
                 "that every machine has, before the session is made"
             )
     return None

@@ -164,7 +164,7 @@ class Mirror:
         self._planner.close()
 
     def turn(self) -> bool:
-        """Do one round, or find nothing to do; whether the mirror has come to its end."""
+        """Do one round, or find nothing to do; return whether the mirror is finished."""
         try:
             return self._turn()
         except TableDamaged as error:

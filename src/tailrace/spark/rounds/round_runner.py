@@ -59,7 +59,7 @@ class RoundRunner:
         """When the last round was committed, by the monotonic clock."""
 
     def run(self, state: BucketState, plan: RoundPlan, planned_s: float) -> bool:
-        """Do one round; whether anything was committed."""
+        """Do one round; return whether anything was committed."""
         with span("tailrace.mirror.round", bucket=self._asked.bucket_name, batch=self._batch) as told:
             now_ns = self._clock.time_ns()
             add_span("tailrace.mirror.plan", now_ns - int(planned_s * 1e9), now_ns)

@@ -82,7 +82,7 @@ class TaskAnswer:
     """What a task did."""
 
     results: list[TaskResult] = field(default_factory=list)
-    """Of each table; several of one if a collection was created or dropped in mid stream."""
+    """Of each table; several of one if a collection was created or dropped while the stream was read."""
     tables: list[int] = field(default_factory=list)
     """The table of each result."""
     logged: TaskResult | None = None

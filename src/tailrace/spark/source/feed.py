@@ -175,7 +175,7 @@ def refuse_loss(
             if is_purged:
                 raise DataLoss(
                     f"changes of vbucket {vbucket} after seqno {before.seqno} were purged before this query "
-                    "read them; set failOnDataLoss to false to have the vbucket once more from the beginning"
+                    "read them; set failOnDataLoss to false to read the vbucket again from the beginning"
                 )
 
 

@@ -31,7 +31,7 @@ _KIND, _INDEX, _RANGE, _SCHEMA_ID = "tailrace.kind", "tailrace.index", "tailrace
 _MAX_H1 = (1 << 64) - 1
 
 _CLOCK_SLACK_MS = 3_600_000
-"""How far the last commit may be ahead of our clock and still be believed: the next one then has its time. A
+"""How far the last commit may be ahead of our clock and still be trusted: the next one then has its time. A
 clock that was a year ahead for a moment must not date everything that comes after."""
 
 

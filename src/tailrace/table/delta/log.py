@@ -166,7 +166,7 @@ class DeltaLog:
     # writing
 
     def commit(self, version: int, actions: Iterable[Action]) -> bool:
-        """Make a version; whether it is ours. False: somebody else has made the version of that number.
+        """Make a version; return whether it is ours. If not, somebody else has made that version.
 
         A lost answer is not a failure if the file is there, byte for byte: every commit has a unique id.
         """
