@@ -140,7 +140,7 @@ def test_an_empty_bucket_gets_its_columns_with_its_documents(node: Any, tmp_path
     path = tmp_path / "empty"
     said: list[str] = []
     once(node, path, said, schema="infer")
-    assert said == ["the bucket has no document yet: fields become columns when they come"]
+    assert said == ["the bucket has no document yet: fields become columns when they appear"]
     for number in range(50):  # tasks that see a field with different types agree on one
         node.set(f"k{number}", {"x": number if number % 2 else "text", "only": {f"f{number % 3}": number}})
     once(node, path)

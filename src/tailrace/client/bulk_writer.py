@@ -16,7 +16,7 @@ __all__ = ["BulkWriter"]
 
 
 class BulkWriter:
-    """Writes batches of requests; for one use."""
+    """Writes batches of requests; to be used once."""
 
     def __init__(
         self, nodes: KvNodes, *, patience_s: float, timeout_s: float, clock: Clock, rng: random.Random

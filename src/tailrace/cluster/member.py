@@ -100,7 +100,7 @@ class Member(Steering):
         self._process.wait()
 
     def kill(self) -> None:
-        """End the process; when this returns it is gone for sure, and with it everything active on it."""
+        """End the process; when this returns it is certainly gone, and with it everything active on it."""
         self.disconnect()
         if self._process is not None:
             self._process.kill()

@@ -218,7 +218,7 @@ class ScopeIdResponse(Response):
 
 @message
 class Quit(Message):
-    """Says good-bye; answered, then the server closes."""
+    """Says goodbye; answered, then the server closes the connection."""
 
     OPCODE = Op.QUIT
     RESPONSE = Response
@@ -226,7 +226,7 @@ class Quit(Message):
 
 @message
 class QuitQ(Quit):
-    """Says good-bye; the server closes."""
+    """Says goodbye; the server closes the connection."""
 
     OPCODE = Op.QUITQ
     REPLY = "never"

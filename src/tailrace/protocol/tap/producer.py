@@ -385,7 +385,7 @@ class TapProducer(TapSender):
     # Nothing left.
 
     def _caught_up(self) -> bool:
-        """Nothing is left to send for now; returns whether this led to something after all."""
+        """Called when nothing is left to send for now; returns whether it found something after all."""
         if self._wanted.flags & TapConnectFlag.DUMP:
             if not self._turns.waiting and not self._acks.unacked:
                 self._complete("the dump is complete")

@@ -92,7 +92,7 @@ class TapSender(HandlerBase):
         self._figures = dict.fromkeys(("sent_bytes", "items", "noops", "nacks", "backfills", "flushes"), 0)
 
     def _caught_up(self) -> bool:
-        """Nothing is left to send for now; returns whether this led to something after all."""
+        """Called when nothing is left to send for now; returns whether it found something after all."""
         raise NotImplementedError
 
     # In turn.

@@ -159,8 +159,8 @@ def build_mirror(
             wanted = wish.wanted(held)
             if held is not None and held.documents and wanted and wanted.fields != held.documents.fields:
                 on_schema(
-                    f"the table at {place.uri} gets more columns; documents that are there get them when "
-                    "they change, or now with 'tailrace verify --repair'"
+                    f"the table at {place.uri} gets more columns; existing documents get them when they "
+                    "change, or now with 'tailrace verify --repair'"
                 )
         # columns that a table does not have yet are added when the mirror has claimed it
         there = wanted if held is None else held.documents

@@ -39,7 +39,7 @@ def decode_path(text: str) -> str:
     if "://" in path or path.startswith("/"):
         raise TableDamaged(
             f"the file {path[:200]!r} lies outside the table: the table is a clone of another one, "
-            "which a mirror can't go on with"
+            "which a mirror can't continue"
         )
     return path
 

@@ -119,7 +119,7 @@ def vector_path(vector: Vector | None) -> str | None:
     if vector.storage != "u":
         raise TableDamaged(
             f"a deletion vector lies outside the table (storage type {vector.storage!r}): "
-            "the table is a clone of another one, which a mirror can't go on with"
+            "the table is a clone of another one, which a mirror can't continue"
         )
     folder, text = vector.path_or_inline[:-_UUID_LENGTH], vector.path_or_inline[-_UUID_LENGTH:]
     try:
