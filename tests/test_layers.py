@@ -385,7 +385,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "spark/rounds/housekeeping.py": "a compaction beside the rounds",
         "spark/source/stream.py": "a watcher that ends the reader's process when Spark has gone",
         "table/delta/log.py": "log files of an object store, many at once",
-        "testing/running.py": "the loop of a node inside of a test",
+        "testing/running.py": "the loop of a node inside a test",
         "web/http_thread.py": "answers while a command does its work",
         "web/node.py": "the text of many metrics, beside the loop",
     },

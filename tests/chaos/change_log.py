@@ -25,7 +25,7 @@ def check_change_log(path: str, bucket: Mapping[tuple[int, bytes], Doc], *, purg
     stands = Counter((row["vbucket"], row["vb_uuid"], row["seqno"]) for row in changes)
     twice = [name for name, count in stands.items() if count > 1]
     if twice:
-        raise NotEqual(f"a change stands twice in the log: vbucket, vb_uuid and seqno {twice[0]}")
+        raise NotEqual(f"a change is in the log twice: vbucket, vb_uuid and seqno {twice[0]}")
     back: dict[int, list[tuple[int, int]]] = {}
     for row in rows:
         if row["op"] == "rollback":

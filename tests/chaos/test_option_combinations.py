@@ -454,7 +454,7 @@ class Combinations:
             if row.get("deleted"):
                 continue
             rows = by_vbucket.setdefault(row["vbucket"], set())
-            assert row["key"] not in {key for key, _, _ in rows}, f"{row['key']} stands twice"
+            assert row["key"] not in {key for key, _, _ in rows}, f"{row['key']} is there twice"
             rows.add((row["key"], _value(row), row["cas"]))
         return by_vbucket
 
@@ -465,7 +465,7 @@ class Combinations:
         rows: list[dict[str, Any]] = pa.table(query.read_all()).to_pylist()
         changes = [row for row in rows if row["op"] in ("mutation", "deletion", "expiration")]
         stands = Counter((row["vbucket"], row["vb_uuid"], row["seqno"]) for row in changes)
-        assert max(stands.values(), default=1) == 1, "a change stands twice in the log"
+        assert max(stands.values(), default=1) == 1, "a change is in the log twice"
         self.met["logs"] += 1
         if self._log_was_kept_short or self.shop.is_purged or self.shop.was_dropped:
             return

@@ -165,7 +165,7 @@ def test_the_change_log_has_every_version(tmp_path: Path, updates: int, keys: in
         for vbucket, (first, last) in folded.items():
             own = rows.filter((pc.field("vbucket") == vbucket) & (pc.field("op") == "mutation"))
             logged = own["seqno"].to_numpy()
-            assert len(np.unique(logged)) == len(logged), "a change stands in the log twice"
+            assert len(np.unique(logged)) == len(logged), "a change is in the log twice"
             every = np.arange(1, node.high_seqno(vbucket) + 1)
             events = rows.filter((pc.field("vbucket") == vbucket) & (pc.field("op") == "system"))
             kept = every[(every <= first) | (every > last)]

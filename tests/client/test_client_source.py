@@ -180,7 +180,7 @@ def test_rollback_is_told_before_the_new_branch(node: RunningNode, connect: Call
 
 
 def test_rollback_into_a_snapshot_goes_below_it(node: RunningNode, connect: Callable[..., Any]) -> None:
-    """The server names a seqno inside of what came as one snapshot: the state there was never whole."""
+    """The server names a seqno inside what came as one snapshot: the state there was never whole."""
     write(node)
     write(node, value=1)
     application = Application()

@@ -52,7 +52,7 @@ def dumped(source: Any) -> tuple[dict[bytes, bytes], int]:
         return [table async for table in documents(source, advanced.append)]
 
     rows = [row for table in asyncio.run(run()) for row in table.to_pylist()]
-    assert len(rows) == len({row["key"] for row in rows}), "a document stands once"
+    assert len(rows) == len({row["key"] for row in rows}), "a document is there once"
     return {row["key"]: row["value"] for row in rows}, sum(advanced)
 
 

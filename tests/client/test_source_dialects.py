@@ -163,7 +163,7 @@ def test_a_snapshot_that_breaks_off_is_taken_back(
     positions = source.positions()
     assert any(position.is_partial for position in positions.values())
     changes.close()
-    # the history goes another way inside of what was received
+    # the history goes another way inside what was received
     vbucket = next(number for number, position in positions.items() if position.is_partial)
     node.rewind(vbucket, 1)
     node.set(KEYS[0], {"value": "other"}, vbucket=vbucket)

@@ -63,7 +63,7 @@ def test_a_client_with_a_certificate(
     assert next(connect(url(node), tls=tls).batches(end="now")).num_rows == 1
 
 
-def test_a_stranger_is_not_believed(
+def test_a_stranger_is_not_trusted(
     node: RunningNode, pki: dict[str, Any], connect: Callable[..., Any]
 ) -> None:
     for tls in (TlsOptions(), TlsOptions(ca_file=pki["stranger"][0])):

@@ -602,7 +602,7 @@ def test_a_replica_by_tls(
     assert target.failover_log(0) == source.failover_log(0)
 
 
-def test_whom_a_target_believes(tls_nodes: list[RunningNode], pki: tuple[Path, tuple[Path, Path]]) -> None:
+def test_whom_a_target_trusts(tls_nodes: list[RunningNode], pki: tuple[Path, tuple[Path, Path]]) -> None:
     source, target, _ = tls_nodes
     source.set("k", 1, vbucket=0)
     urls = [tls_url(tls_node) for tls_node in tls_nodes]

@@ -8,7 +8,7 @@ step:
 * A stream is accepted only if what the reader holds plus what it will be sent is what the copy holds.
 * A rollback never leads up, is never further than the point where the two histories really part, and the
   series of rollbacks ends.
-* Whenever the reader believes that it is exact, it holds precisely what the copy held at that seqno.
+* Whenever the reader takes itself for exact, it holds precisely what the copy held at that seqno.
 * What `plan` says is accepted, right, and the newest that is right.
 
 ``PLANTED`` shows that the world notices: each planted error must fail some case.

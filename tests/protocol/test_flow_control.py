@@ -1,4 +1,4 @@
-"""Flow control, byte by byte: what each message counts, and that none too many is ever sent."""
+"""Flow control, byte by byte: what each message counts, and that never one too many is sent."""
 
 from __future__ import annotations
 

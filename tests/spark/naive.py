@@ -113,7 +113,7 @@ def table_state(path: str | Path, version: int | None = None) -> dict[tuple[int,
             continue
         key, value = _bytes(row, "key"), _bytes(row, "value")
         at = (row["vbucket"], key)
-        assert at not in documents, f"{at} stands twice"
+        assert at not in documents, f"{at} is there twice"
         documents[at] = Doc(value, row["seqno"], row["rev"], row["cas"], row["flags"], row["expiry"])
     return documents
 

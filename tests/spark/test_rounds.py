@@ -83,7 +83,7 @@ def once(node: Any, *tables: MemoryTable, **more: Any) -> list[RoundProgress]:
 def documents(rows: pa.Table) -> dict[tuple[int, bytes], Doc]:
     documents = {}
     for key, row in zip(key_bytes(rows).to_pylist(), rows.to_pylist(), strict=True):
-        assert (row["vbucket"], key) not in documents, f"{key!r} stands twice"
+        assert (row["vbucket"], key) not in documents, f"{key!r} is there twice"
         value = row["value"].encode() if row["value"] is not None else row["value_base64"]
         documents[row["vbucket"], key] = Doc(
             value, row["seqno"], row["rev"], row["cas"], row["flags"], row["expiry"]

@@ -182,7 +182,7 @@ def test_what_a_replica_tells_as_persisted_is_there_after_a_kill(steps: list[tup
 
 
 def test_a_part_of_an_older_snapshot_is_not_told_as_persisted() -> None:
-    """The snapshot is whole in memory and the next one has begun; what is on disk ends inside of it."""
+    """The snapshot is whole in memory and the next one has begun; what is on disk ends inside it."""
     pair = Pair()
     for action, number in [("write", 0), ("replicate", 0), ("flush", 0)]:
         pair.run(action, number)

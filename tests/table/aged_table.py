@@ -46,7 +46,7 @@ def rows_by_key(rows: Iterable[Mapping[str, Any]]) -> Rows:
     """What an engine read, with the columns of `COLUMNS`; no key may appear twice."""
     by_key: Rows = {}
     for row in rows:
-        assert row["key"] not in by_key, f"{row['key']} stands twice"
+        assert row["key"] not in by_key, f"{row['key']} is there twice"
         by_key[row["key"]] = (row["vbucket"], row["value"], row["seqno"])
     return by_key
 

@@ -162,7 +162,7 @@ class World:
             self.table.store, files, masks, self.table.schema, key_hash=KeyHash(self.table.secret)
         ):
             for row in batch.to_pylist():
-                assert (row["vbucket"], row["key"]) not in state, "a document stands there twice"
+                assert (row["vbucket"], row["key"]) not in state, "a document is there twice"
                 state[row["vbucket"], row["key"]] = (row["seqno"], row["value"])
         return state
 

@@ -239,7 +239,7 @@ def test_a_clean_stop_answers_what_is_unfinished() -> None:
             both = framed.encode() + admin.Noop().encode()
             connection.sendall(both)
             while not node.call(lambda inner: sum(session.unfinished for session in inner.sessions)):
-                if select.select([connection], [], [], 0)[0]:  # the disk was faster than we are: once more
+                if select.select([connection], [], [], 0)[0]:  # the disk was faster than we are: try again
                     assert statuses(connection, 2) == [0, 0]
                     connection.sendall(both)
             node.stop()

@@ -76,7 +76,7 @@ class TypedWish:
             if kind is not None and not is_part(field.type, extended_type(kind, field.type)):
                 raise UsageError(
                     f"the table at {held.uri} has {field.name} as {format_type(kind)}, not "
-                    f"{format_type(field.type)}; leave out the schema to continue with the columns that it has, "
+                    f"{format_type(field.type)}; leave out the schema to keep the columns that it has, "
                     "or give another path to make a new table beside it"
                 )
         return columns.joined([asked])
@@ -92,7 +92,7 @@ class TypedWish:
     def _check_untyped(self, held: Table) -> None:
         if self.schema is not None or not self.value_column or self.evolve is not None:
             raise UsageError(
-                f"the table at {held.uri} is not typed; leave out the schema to continue with it as it is, or "
+                f"the table at {held.uri} is not typed; leave out the schema to keep it as it is, or "
                 "give another path to make a typed table beside it"
             )
 
