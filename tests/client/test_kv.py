@@ -215,7 +215,7 @@ def test_login_is_by_scram_and_errors_are_clear() -> None:
         for url, words in (
             (where.format("ada:wrong"), "refuses the login"),
             (where.format("bob:secret"), "refuses the login"),
-            (node.url, "no bucket 'default', or wants a login"),
+            (node.url, "no bucket 'default', or requires a login"),
             (where.format("ada:secret") + "x", "no bucket"),
         ):
             with pytest.raises(LoginError, match=words):

@@ -175,7 +175,7 @@ class SimulatedMember(Member):
     def _run(self, script: Script[Any]) -> Any:
         self._world.meanwhile()
         if not self.is_running:
-            raise ConnectError(f"node {self.name} does not run")
+            raise ConnectError(f"node {self.name} is not running")
         if not self._world.coordinator_reaches(self.name):
             self.disconnect()
             raise ConnectError(f"node {self.name} does not answer")

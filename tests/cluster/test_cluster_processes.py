@@ -183,7 +183,7 @@ def test_the_command_line(tmp_path: Path, two_ports: int) -> None:
         started = run("start", *few, "--vbuckets", "4", "--port", str(two_ports), "--json")
         assert started.returncode == 0, started.stderr
         assert (
-            "2 nodes can keep 1 of 3 replicas; 'tailrace cluster add' and 'rebalance' bring" in started.stderr
+            "2 nodes can keep 1 of 3 replicas; run 'tailrace cluster add' and 'rebalance'" in started.stderr
         )
         answer = json.loads(started.stdout)
         assert [node["state"] for node in answer["nodes"]] == ["up", "up"]

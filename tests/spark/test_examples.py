@@ -64,7 +64,7 @@ def test_the_notebook_in_a_real_kernel(tmp_path: Path, monkeypatch: pytest.Monke
     (error,) = wrong.outputs
     assert (error.ename, error.evalue) == (
         "NoSuchBucket",
-        "the server has no bucket 'nope', or wants a login for it; check the name, or give user name and "
+        "the server has no bucket 'nope', or requires a login for it; check the name, or give user name and "
         "password",
     )
 

@@ -274,5 +274,5 @@ def test_texts_of_slots_and_vbuckets() -> None:
             parse_slot(text, host)
     assert format_vbuckets([9, 0, 1, 2]) == "0-2,9"
     assert parse_vbuckets("0-2,9") == [0, 1, 2, 9]
-    with pytest.raises(UsageError, match="no record of a group"):
+    with pytest.raises(UsageError, match="not the record of a group"):
         GroupRecord.from_bytes(b"[]")
