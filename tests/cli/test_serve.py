@@ -254,7 +254,7 @@ def test_on_an_address_of_ipv6(tmp_path: Path, capfd: pytest.CaptureFixture[str]
             shown("set", url, "k", "1")
             assert shown("get", url, "k") == "1"
             assert '"key":"k"' in shown("tail", url, "--to", "now", "--json")
-            assert f"ok       reach: {at} takes connections" in shown("doctor", url)
+            assert f"ok       reach: {at} accepts connections" in shown("doctor", url)
 
 
 def test_another_number_of_vbuckets_than_there_are(tmp_path: Path) -> None:

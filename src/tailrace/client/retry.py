@@ -1,4 +1,7 @@
-"""Whether another attempt makes sense, and how long to wait before it."""
+"""Whether another attempt makes sense, and how long to wait before it.
+
+Rules: docs/spec/header.md#status-codes.
+"""
 
 from __future__ import annotations
 

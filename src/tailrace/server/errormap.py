@@ -2,6 +2,8 @@
 
 Clients decide by the attributes whether to try again, so they matter more than the texts. Versions 1 and 2
 have the same shape; version 2 has more attributes.
+
+Rules: docs/spec/header.md#connection-commands, docs/spec/header.md#status-codes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Commands to the server itself: login, vbuckets and seqnos, collections, cluster map, and their answers."""
+"""Commands to the server itself: login, vbuckets and seqnos, collections, cluster map, and their answers.
+
+Rules: docs/spec/header.md#connection-commands, docs/spec/header.md#vbucket-commands,
+docs/spec/header.md#collection-commands.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 Retired numbers stay listed and are never reused. Opcodes of the change-stream dialects collide with each
 other (0x50 is Open in DCP and Stream Request in UPR draft B), so each dialect has an enum of its own and a
 frame can only be named with its dialect and direction: see `dialect`.
+
+Rules: docs/spec/header.md, docs/spec/dcp.md, docs/spec/tap.md, docs/spec/upr.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The messages of DCP that only copies of one vbucket exchange: durable writes and cache transfers."""
+"""The messages of DCP that only copies of one vbucket exchange: durable writes and cache transfers.
+
+Rules: docs/spec/dcp.md#sync-write-messages, docs/spec/dcp.md#cache-transfer.
+"""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ offset  size  request                 response
     16     8  CAS                     CAS
 
 body:  [framing extras] [extras] [TAP only: engine private] [key] [value]
+
+Rules: docs/spec/header.md#the-header, docs/spec/header.md#magic.
 """
 
 from __future__ import annotations

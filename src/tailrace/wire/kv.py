@@ -2,6 +2,8 @@
 
 A quiet command is an ordinary one with another opcode: it is not answered on success, or on a miss.
 Answers are shapes that several commands share; their opcode is that of the request.
+
+Rules: docs/spec/header.md#document-commands, docs/spec/header.md#with-meta-commands.
 """
 
 from __future__ import annotations

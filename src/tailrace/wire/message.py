@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 MAX_KEY = 251
-"""The longest key of a document on the wire: 250 bytes, or 246 with the longest collection prefix."""
+"""The longest key field of a document, its collection prefix included: docs/spec/header.md#limits."""
 
 DOCUMENT = int(Datatype.JSON | Datatype.SNAPPY | Datatype.XATTR)
 """The datatype bits that a document may have."""

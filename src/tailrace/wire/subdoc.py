@@ -1,4 +1,7 @@
-"""Sub-document commands: one path or several paths inside a JSON document."""
+"""Sub-document commands: one path or several paths inside a JSON document.
+
+Rules: docs/spec/servers.md#sub-document-requests.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ TAP puts an engine-private section between extras and key that the extras length
 
     header 24 | extras | engine private (its length is in extras bytes 0-1) | key | value
 
-The ids in the comments (T4, T5 ...) are those of the errata table of `docs/dialects.md`.
+The rules are docs/spec/tap.md#frame and those below it. The ids in the comments (T4, T5 ...) are those of the
+errata table of `docs/dialects.md`.
 """
 
 from __future__ import annotations

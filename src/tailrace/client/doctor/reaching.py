@@ -118,7 +118,7 @@ def examine_sockets(
             continue
         with dialled:
             reached.append(seed)
-            findings.append(ok(REACH, f"{seed} takes connections"))
+            findings.append(ok(REACH, f"{seed} accepts connections"))
             if isinstance(dialled, ssl.SSLSocket):
                 findings += _examine_certificate(seed, dialled, clock)
     if not reached:  # one that is down matters little while another answers

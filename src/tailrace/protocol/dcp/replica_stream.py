@@ -67,7 +67,10 @@ class ReplicaStream:
     # durable writes
 
     def tell_prepared(self, tell: Callable[[DcpSeqnoAcknowledged], None]) -> None:
-        """Tell the active which durable writes are as safe here as they must be, now and once on disk."""
+        """Tell the active which durable writes are as safe here as they must be, now and once on disk.
+
+        The rule is docs/spec/servers.md#sync-writes.
+        """
         vbucket = self.vbucket
         undecided = vbucket.undecided
         if not undecided:

@@ -1,11 +1,13 @@
 """What the producers of DCP and of both UPR drafts share: answers, and many streams on one connection.
 
-Answers are never counted or held back; stream messages go through the window of the connection, which only
-DCP has: without one, the limit is what the transport takes. Streams that have something to send stand in
-line, are served one chunk each, and go to the end again, so a thousand of them move at the same pace. Two
-things change that order: a backfill waits for a slot (see `backfill_slots`), and a stream that is in the
-middle of a snapshot from memory stays in front until that is sent, since it holds on to the memory. Then it
-goes to the end of the line too: a vbucket that is written fast always has another snapshot.
+Answers are never counted or held back (docs/spec/dcp.md#flow-control-3); stream messages go through the
+window of the connection, which only DCP has: without one, the limit is what the transport takes.
+
+Streams that have something to send stand in line, are served one chunk each, and go to the end again, so a
+thousand of them move at the same pace. Two things change that order: a backfill waits for a slot (see
+`backfill_slots`), and a stream that is in the middle of a snapshot from memory stays in front until that is
+sent, since it holds on to the memory. Then it goes to the end of the line too: a vbucket that is written fast
+always has another snapshot.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ vbucket; the application hears that all of the vbucket is gone (`Flush`), and ge
 
 A TAP connection has all its vbuckets from one request. It is sent when the last stream has been asked for; if
 more come later, a new connection is made.
+
+Rules: docs/spec/tap.md#connect, docs/spec/tap.md#reconnect, docs/spec/tap.md#acknowledgements.
 """
 
 from __future__ import annotations

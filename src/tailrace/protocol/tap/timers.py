@@ -1,4 +1,7 @@
-"""What a TAP producer does because time passes: no-ops, dropping a backfill, saving a reader's place."""
+"""What a TAP producer does because time passes: no-ops, dropping a backfill, saving a reader's place.
+
+Rules: docs/spec/tap.md#noop, docs/spec/tap.md#registered-client.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ message, after which the stream goes on with the new branch from seqno 0; the fa
 then rolls it back to 0 if it comes with an older position. And a vbucket whose state changes is sent up to
 its last change before the stream ends, in draft B with the new state at the end: that is how this draft,
 which has no request for it, hands a vbucket over.
+
+Rules: docs/spec/upr.md#draft-a, docs/spec/upr.md#draft-b.
 """
 
 from __future__ import annotations

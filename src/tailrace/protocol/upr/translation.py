@@ -10,6 +10,8 @@ The failover log of a stream is asked for just before the stream: for a reader a
 stream may at worst lead to an unnecessary rollback, while a newer one could hide a rollback. A replica passes
 the log on to its own readers, and so asks again after the stream request. Only if nothing has changed in
 between does the log belong to the stream; until that is known no snapshot is at its end.
+
+Rules: docs/spec/upr.md#consistency.
 """
 
 from __future__ import annotations

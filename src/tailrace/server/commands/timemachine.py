@@ -1,4 +1,7 @@
-"""Commands that take history away: rewind and flush. Both are on disk when they are answered."""
+"""Commands that take history away: rewind and flush. Both are on disk when they are answered.
+
+Rules: docs/spec/header.md#connection-commands, docs/spec/header.md#other-commands.
+"""
 
 from __future__ import annotations
 
