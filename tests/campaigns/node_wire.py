@@ -22,8 +22,8 @@ import numpy as np
 from campaigns.bug import Bug, Tally
 from dialects.raw_peer import ACK, BACKFILL, FROM_NOW, REGISTERED, delete, mutation, packet, tap_connect
 from server.serverkit import Bench, frames_of
+from tailrace.protocol.dcp.flow_control import SendWindow
 from tailrace.protocol.dcp.producer import DcpProducer
-from tailrace.protocol.flow_control import SendWindow
 from tailrace.protocol.sasl import SaslServer
 from tailrace.protocol.tap.clients import TapClients, TapHops
 from tailrace.server.node import Node

@@ -22,8 +22,8 @@ from tailrace.errors import TailraceError
 from tailrace.history import FailoverLog
 from tailrace.model import Position
 from tailrace.protocol.dcp.delivery import ChangeDelivery, ReceivedChunk, control_headers, deliver
+from tailrace.protocol.dcp.receive_buffer import Block
 from tailrace.protocol.dcp.received_stream import Stream
-from tailrace.protocol.receive_buffer import Block
 from tailrace.protocol.states import ReaderStreamInput
 from tailrace.wire.codes import Datatype
 from tailrace.wire.dcp import DcpDeletion, DcpMutation, DcpSnapshotMarker

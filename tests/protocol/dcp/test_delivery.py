@@ -12,8 +12,8 @@ from tailrace.errors import TailraceError
 from tailrace.history import FailoverLog
 from tailrace.model import Position
 from tailrace.protocol.dcp import delivery
+from tailrace.protocol.dcp.receive_buffer import Block
 from tailrace.protocol.dcp.received_stream import Stream
-from tailrace.protocol.receive_buffer import Block
 from tailrace.protocol.states import ReaderStreamInput
 from tailrace.wire.codes import Magic
 from tailrace.wire.dcp import DcpMutation, DcpSnapshotMarker, DcpStreamEnd

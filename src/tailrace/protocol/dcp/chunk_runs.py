@@ -28,8 +28,8 @@ from ...wire.dcp import (
 from ...wire.dialect import DCP
 from ...wire.header import HEADER_SIZE, Frame
 from ...wire.message import Direction
-from ..receive_buffer import Block
 from ..states import ReaderStreamInput, ReaderStreamState
+from .receive_buffer import Block
 from .received_stream import (
     Carried,
     MarkerReceived,

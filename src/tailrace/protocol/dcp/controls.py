@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ...wire.codes import ControlKey, Feature, OpenFlag, Status
-from ..flow_control import SendWindow
-from ..liveness import MAX_INTERVAL_S, MIN_INTERVAL_S
+from .flow_control import SendWindow
+from .liveness import MAX_INTERVAL_S, MIN_INTERVAL_S
 
 __all__ = ["BackfillOrder", "ConnectionOptions", "Oso"]
 

@@ -32,9 +32,9 @@ from ...wire.dcp_replication import DcpSeqnoAcknowledged
 from ...wire.header import MAX_NAME_BYTES, Frame
 from ...wire.message import Message
 from ..handler import Host
-from ..liveness import ProducerLiveness
 from ..states import ConnectionInput, ConnectionState
 from .controls import BackfillOrder, ConnectionOptions
+from .liveness import ProducerLiveness
 from .producer_stream import ProducerStream
 from .request_checks import check_request, stream_id_of
 from .stream_producer import StreamProducer

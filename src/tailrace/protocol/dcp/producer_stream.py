@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, ClassVar
 from ...errors import LocalProtocolError, TailraceError
 from ...frames import CHUNK_BYTES
 from ...wire.codes import AddStreamFlag, StreamEndStatus, VBucketState
-from ..backfill_slots import BackfillSlots
 from ..states import STREAM_TRANSITIONS, Machine, StreamInput, StreamState
+from .backfill_slots import BackfillSlots
 from .controls import ConnectionOptions
 from .preview import Preview
 from .send_queue import SendQueue

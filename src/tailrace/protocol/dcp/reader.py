@@ -31,14 +31,14 @@ from ...wire.admin import ClustermapChangeNotification
 from ...wire.codes import ControlKey, DcpOpcode, Feature, Magic, OpenFlag, Status, status_name
 from ...wire.dcp import DcpBufferAck, DcpControl, DcpOpen, DcpStreamRequest
 from ...wire.header import HEADER, MAX_FRAME, Frame
-from ..flow_control import ReceiveWindow
 from ..handshake import HandshakeResult, Introduction, handshake
-from ..liveness import Silence, silence_limit_s
 from ..questions import NO_SCRIPT_OPAQUE, Patience, Questions
-from ..receive_buffer import BLOCK_BYTES, ReceiveBuffer
 from ..script import Script
 from .delivery import ChangeDelivery, ReceivedChunk, control_headers, deliver
+from .flow_control import ReceiveWindow
+from .liveness import Silence, silence_limit_s
 from .reader_streams import FIRST_STREAM_OPAQUE, ReaderStreams
+from .receive_buffer import BLOCK_BYTES, ReceiveBuffer
 from .received_stream import Stream
 from .sync_writes import PREPARE_SURCHARGE
 

@@ -56,9 +56,7 @@ from ...wire.dcp import (
 )
 from ...wire.header import MAX_NAME_BYTES, Frame
 from ...wire.message import Message, Response
-from ..flow_control import ReceiveWindow
 from ..handler import HandlerBase
-from ..liveness import Silence, silence_limit_s
 from ..rewriting import Rewriting
 from ..states import (
     CONNECTION_TRANSITIONS,
@@ -68,6 +66,8 @@ from ..states import (
     ReplicaStreamInput,
     ReplicaStreamState,
 )
+from .flow_control import ReceiveWindow
+from .liveness import Silence, silence_limit_s
 from .replica_controls import ReplicaControls
 from .replica_stream import ReplicaStream
 from .replica_streams import ReplicaStreams

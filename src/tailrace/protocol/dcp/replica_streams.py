@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..flow_control import ReceiveWindow
 from ..handler import HandlerSummary
+from .flow_control import ReceiveWindow
 from .replica_stream import ReplicaStream
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from ..flow_control import SendWindow
+from .flow_control import SendWindow
 from .shaping import ShapedFrames
 
 __all__ = ["SendQueue"]

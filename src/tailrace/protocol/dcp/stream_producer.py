@@ -19,10 +19,10 @@ from collections.abc import Callable
 from ...frames import CHUNK_BYTES
 from ...wire.codes import Magic, Status, StreamEndStatus
 from ...wire.header import HEADER, Frame
-from ..backfill_slots import BackfillSlots
 from ..extended_errors import status_for_peer
 from ..handler import HandlerBase, HandlerSummary, Host
 from ..states import CONNECTION_TRANSITIONS, ConnectionInput, ConnectionState, Machine
+from .backfill_slots import BackfillSlots
 from .controls import ConnectionOptions
 from .producer_stream import ProducerStream
 

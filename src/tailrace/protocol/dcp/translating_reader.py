@@ -21,9 +21,9 @@ from ...wire.codes import DcpOpcode, Feature, Magic
 from ...wire.framing import Framer
 from ...wire.header import MAX_FRAME, Frame
 from ..handshake import READER_FEATURES, HandshakeResult, Introduction, handshake
-from ..liveness import silence_limit_s
 from ..questions import Patience
 from ..script import Script
+from .liveness import silence_limit_s
 from .reader import MAX_FRAME_BEFORE_OPEN, DcpReader, Granted, ReaderSettings
 from .reader_streams import FIRST_STREAM_OPAQUE
 from .translation import DcpTranslation

@@ -43,7 +43,7 @@ from ...wire.upr import (
     UprBStreamEndMessage,
     UprBStreamStart,
 )
-from ..backfill_slots import BackfillSlots
+from ..dcp.backfill_slots import BackfillSlots
 from ..dcp.controls import ConnectionOptions
 from ..dcp.producer_stream import ProducerStream
 from ..dcp.reframing import STORED_DELETION, STORED_EXPIRATION, STORED_MUTATION, Form, reframe

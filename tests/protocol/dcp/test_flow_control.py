@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.producer_fakes import COLLECTIONS, FULL, PRODUCER, FakeBucket, FakeReader
-from tailrace.protocol.flow_control import ACK_INTERVAL_S, ReceiveWindow, SendWindow
+from tailrace.protocol.dcp.flow_control import ACK_INTERVAL_S, ReceiveWindow, SendWindow
 from tailrace.wire.codes import AddStreamFlag, DcpOpcode, OpenFlag, Status, SystemEventId
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..wire.header import HEADER_SIZE, MAX_FRAME, frame_size
+from ...wire.header import HEADER_SIZE, MAX_FRAME, frame_size
 
 __all__ = ["BLOCK_BYTES", "Block", "ReceiveBuffer"]
 

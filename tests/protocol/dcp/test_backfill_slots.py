@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.protocol.backfill_slots import BackfillSlots
+from tailrace.protocol.dcp.backfill_slots import BackfillSlots
 
 
 class Stream:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocol.producer_fakes import COLLECTIONS, FakeBucket, FakeHost, FakeReader
-from tailrace.protocol.liveness import (
+from tailrace.protocol.dcp.liveness import (
     DEFAULT_INTERVAL_S,
     FIRST_NOOP_OPAQUE,
     ProducerLiveness,
