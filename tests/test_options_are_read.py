@@ -187,7 +187,7 @@ def test_options_of_the_commands() -> None:
             used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
             module = inspect.getmodule(function)
             assert module is not None
-            shared = ("cli/client.py", "cli/spark_options.py", "cli/http_options.py")
+            shared = ("cli/client_options.py", "cli/spark_options.py", "cli/http_options.py")
             looked_up = words(inspect.getsource(module)).union(*(words(MODULES[part]) for part in shared))
             parameters = inspect.signature(function).parameters
             for parameter in command.params:

@@ -8,7 +8,7 @@ import click
 
 from ..connstr import ConnectionString
 from ..errors import StatusError, UsageError
-from .client import explained, open_kv, tls_options
+from .client_options import explained, open_kv, tls_options
 from .common import JsonLines, json_option, url_argument
 from .common import command as make_command
 

@@ -7,7 +7,14 @@ from typing import Any
 import click
 
 from ..connstr import ConnectionString
-from .client import collection_option, key_argument, no_such_document, open_kv, tell_written, tls_options
+from .client_options import (
+    collection_option,
+    key_argument,
+    no_such_document,
+    open_kv,
+    tell_written,
+    tls_options,
+)
 from .common import CAS, json_option, url_argument
 from .common import command as make_command
 

@@ -12,7 +12,7 @@ import click
 
 from ..connstr import ConnectionString
 from ..errors import TailraceError
-from .client import tls_from, tls_options
+from .client_options import tls_from, tls_options
 from .common import (
     DIRECTORY,
     DURATION,

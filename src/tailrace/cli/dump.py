@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..connstr import ConnectionString
-from .client import left_out_options, retry_option, source_options, tls_options
+from .client_options import left_out_options, retry_option, source_options, tls_options
 from .common import FILE, note, progress, run, url_argument
 from .common import command as make_command
 
@@ -46,7 +46,7 @@ def command(
     Writes every live document once, each vbucket as of one moment. JSON lines are those of 'tail --json',
     and 'load --from' reads them; Parquet has the columns of the Spark source.
     """
-    from .client import connect_options
+    from .client_options import connect_options
 
     kind = kind or ("parquet" if out is not None and out.suffix == ".parquet" else "jsonl")
     run(_dump(url, out, kind, connect_options(url, options, purpose="dump", retry_for_s=retry_for)))

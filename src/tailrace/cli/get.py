@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..connstr import ConnectionString
-from .client import collection_option, key_argument, no_such_document, open_kv, tls_options
+from .client_options import collection_option, key_argument, no_such_document, open_kv, tls_options
 from .common import command as make_command
 from .common import json_option, url_argument
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..connstr import ConnectionString
-from .client import end_option, retry_option, tls_from, tls_options
+from .client_options import end_option, retry_option, tls_from, tls_options
 from .common import DIRECTORY, run, url_argument
 from .common import command as make_command
 from .http_options import http_options, reading_over_http

@@ -12,7 +12,7 @@ import click
 from ..clock import SYSTEM
 from ..connstr import ConnectionString
 from ..errors import UsageError
-from .client import open_kv, tls_options
+from .client_options import open_kv, tls_options
 from .common import (
     DURATION,
     INPUT_FILE,

@@ -15,7 +15,13 @@ from ..clock import SYSTEM, Clock
 from ..connstr import ConnectionString
 from ..errors import UsageError
 from ..files import atomic_write
-from .client import every_version_option, left_out_options, persisted_options, retry_option, tls_options
+from .client_options import (
+    every_version_option,
+    left_out_options,
+    persisted_options,
+    retry_option,
+    tls_options,
+)
 from .common import (
     DURATION,
     FILE,

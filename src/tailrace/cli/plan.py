@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..connstr import ConnectionString
-from .client import open_kv, tls_from, tls_options
+from .client_options import open_kv, tls_from, tls_options
 from .common import TABLE, json_option, note, url_argument
 from .common import command as make_command
 from .spark_options import parse_storage_options, storage_option

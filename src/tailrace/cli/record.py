@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..connstr import ConnectionString
-from .client import end_option, retry_option, source_options, start_option, tls_options
+from .client_options import end_option, retry_option, source_options, start_option, tls_options
 from .common import FILE, note, run, url_argument
 from .common import command as make_command
 
@@ -35,7 +35,7 @@ def command(
     For bug reports and benchmarks: 'replay' serves the file as a producer. The file holds documents, so
     protect it as you protect them. Ctrl-C ends a recording that has no other end, and keeps what it has.
     """
-    from .client import connect_options
+    from .client_options import connect_options
 
     # the file is to have every byte, so nothing is left out
     whole = {"include_system": True, "include_transactions": True}

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..connstr import ConnectionString
-from .client import (
+from .client_options import (
     dialect_option,
     end_option,
     remembered,

@@ -9,7 +9,7 @@ import click
 from ..connstr import ConnectionString
 from ..errors import StatusError, UsageError
 from ..units import parse_vbuckets
-from .client import explained, open_kv, tls_options
+from .client_options import explained, open_kv, tls_options
 from .common import INTEGER, Integer, JsonLines, json_option, url_argument
 from .common import command as make_command
 

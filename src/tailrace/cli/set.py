@@ -11,7 +11,7 @@ from ..connstr import ConnectionString
 from ..errors import ConnectError, StatusError, TailraceError
 from ..wire.codes import Datatype, Status
 from ..wire.fields import is_json
-from .client import collection_option, explained, key_argument, open_kv, tell_written, tls_options
+from .client_options import collection_option, explained, key_argument, open_kv, tell_written, tls_options
 from .common import CAS, DURATION, Integer, json_option, standard_input, url_argument
 from .common import command as make_command
 

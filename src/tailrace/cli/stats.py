@@ -8,7 +8,7 @@ import click
 
 from ..connstr import ConnectionString
 from ..errors import StatusError
-from .client import explained, open_kv, tls_options
+from .client_options import explained, open_kv, tls_options
 from .common import JsonLines, json_option, printable, url_argument
 from .common import command as make_command
 

@@ -15,7 +15,7 @@ from .. import paths
 from ..connstr import ConnectionString
 from ..errors import UsageError, reason_of
 from ..units import parse_vbuckets
-from .client import (
+from .client_options import (
     dialect_option,
     end_option,
     every_version_option,
@@ -102,7 +102,7 @@ def command(
     vbuckets, and the group keeps the positions.
     """
     from ..client.text_lines import TextLines
-    from .client import connect_options, group_from
+    from .client_options import connect_options, group_from
 
     line: Callable[[Event], bytes] | None = None
     if not as_json:

@@ -8,7 +8,7 @@ import click
 
 from ..connstr import ConnectionString
 from ..units import parse_vbuckets
-from .client import tls_from, tls_options
+from .client_options import tls_from, tls_options
 from .common import URL, JsonLines, json_option
 from .common import command as make_command
 

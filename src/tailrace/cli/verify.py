@@ -12,7 +12,7 @@ import click
 
 from ..clock import SYSTEM
 from ..connstr import ConnectionString
-from .client import tls_options
+from .client_options import tls_options
 from .common import TABLE, counted, json_option, note, progress, url_argument
 from .common import command as make_command
 from .spark_options import (

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 from ..errors import MalformedMessage, ProtocolError
 from ..protocol.dcp.controls import ConnectionOptions
+from ..protocol.dcp.liveness import DEFAULT_INTERVAL_S
 from ..protocol.handshake import KV_FEATURES, READER_FEATURES, grant_features
-from ..protocol.liveness import DEFAULT_INTERVAL_S
 from ..wire.admin import VB_SEQNO, Hello
 from ..wire.codes import Datatype, DcpOpcode, Feature, Magic, Op, Status
 from ..wire.dcp import DcpBufferAck, DcpNoop, DcpStreamEnd, DcpStreamRequest

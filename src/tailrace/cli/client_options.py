@@ -1,4 +1,4 @@
-"""What commands that talk to a bucket share: options, the client, explanations of refusals."""
+"""Options of commands that talk to a bucket, what is made of them, and explanations of refusals."""
 
 from __future__ import annotations
 
