@@ -22,8 +22,8 @@ from tailrace.errors import TailraceError
 from tailrace.history import FailoverLog
 from tailrace.model import Position
 from tailrace.protocol.dcp.delivery import ChangeDelivery, ReceivedChunk, control_headers, deliver
+from tailrace.protocol.dcp.reader_stream import ReaderStream
 from tailrace.protocol.dcp.receive_buffer import Block
-from tailrace.protocol.dcp.received_stream import Stream
 from tailrace.protocol.states import ReaderStreamInput
 from tailrace.wire.codes import Datatype
 from tailrace.wire.dcp import DcpDeletion, DcpMutation, DcpSnapshotMarker
@@ -36,7 +36,7 @@ DOCUMENTS = st.lists(
 
 
 def delivery_of(
-    messages: list[bytes], streams: dict[int, Stream], retired: Collection[int] = ()
+    messages: list[bytes], streams: dict[int, ReaderStream], retired: Collection[int] = ()
 ) -> ChangeDelivery:
     frames = scan(b"".join(messages))
     assert frames.error is None
@@ -49,8 +49,10 @@ def mutations_of(delivery: ChangeDelivery) -> list[Mutation]:
     return [change for change in MadeChanges(delivery) if isinstance(change, Mutation)]
 
 
-def open_streams(count: int) -> dict[int, Stream]:
-    streams = {vbucket: Stream(vbucket, log=FailoverLog.of([(70 + vbucket, 0)])) for vbucket in range(count)}
+def open_streams(count: int) -> dict[int, ReaderStream]:
+    streams = {
+        vbucket: ReaderStream(vbucket, log=FailoverLog.of([(70 + vbucket, 0)])) for vbucket in range(count)
+    }
     for stream in streams.values():
         stream.machine.feed(ReaderStreamInput.ASKED)
         stream.machine.feed(ReaderStreamInput.ACCEPTED)

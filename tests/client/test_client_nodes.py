@@ -12,7 +12,7 @@ from tailrace.client.nodes import Nodes
 from tailrace.connstr import Address, ConnectionString
 from tailrace.errors import ConnectError
 from tailrace.protocol.dcp.reader import ReaderSettings
-from tailrace.protocol.dcp.received_stream import Stream
+from tailrace.protocol.dcp.reader_stream import ReaderStream
 
 OLD, NEW = Address("127.0.0.1", 1), Address("127.0.0.1", 2)
 
@@ -35,7 +35,7 @@ def test_a_connection_with_a_stream_on_it_is_kept_until_the_stream_ends(nodes: N
     link = nodes.connected(OLD, 0.0)
     nodes.map = ClusterMap(1, 1, (OLD, NEW), (0,))
     nodes.need([0])
-    link.open_stream(Stream(0))
+    link.open_stream(ReaderStream(0))
     assert nodes.to_disconnect() == []
     nodes.map = ClusterMap(1, 2, (OLD, NEW), (1,))
     nodes.need([0])

@@ -18,7 +18,7 @@ from tailrace.client import resume
 from tailrace.client.resume import _REQUESTED_AT_ONCE, Reading
 from tailrace.client.retry import Backoff
 from tailrace.protocol.dcp.reader import FIRST_STREAMS, DcpReader, ReaderSettings
-from tailrace.protocol.dcp.received_stream import Stream
+from tailrace.protocol.dcp.reader_stream import ReaderStream
 from tailrace.protocol.handshake import Introduction
 from tailrace.wire.admin import ValueResponse
 from tailrace.wire.codes import DcpOpcode, Op
@@ -199,7 +199,7 @@ def test_it_sleeps_while_the_first_streams_are_not_answered(monkeypatch: pytest.
 
 def test_no_more_streams_are_asked_for_while_none_is_answered() -> None:
     reader = DcpReader(Introduction("a", "b"), ReaderSettings("r"), rng=random.Random(0), now=0.0)
-    streams = [Stream(vbucket) for vbucket in range(FIRST_STREAMS + 1)]
+    streams = [ReaderStream(vbucket) for vbucket in range(FIRST_STREAMS + 1)]
     for stream in streams[:-1]:
         assert not reader.wants_answer
         reader.open_stream(stream)

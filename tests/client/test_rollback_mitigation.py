@@ -27,7 +27,7 @@ from tailrace.connstr import Address
 from tailrace.errors import NotPersistedYet, UsageError
 from tailrace.history import FailoverLog
 from tailrace.model import Position
-from tailrace.protocol.dcp.received_stream import Stream
+from tailrace.protocol.dcp.reader_stream import ReaderStream
 from tailrace.protocol.questions import Patience
 from tailrace.wire.admin import ObserveSeqnoResponse
 from tailrace.wire.codes import DcpOpcode, Op, Status
@@ -314,7 +314,7 @@ def test_what_only_waits_for_the_application_is_not_said_to_be_held_back(
         copies_of=lambda _: [node],
         on_change=lambda: None,
     )
-    progress = Progress(Stream(0), Backoff(random.Random(1)))
+    progress = Progress(ReaderStream(0), Backoff(random.Random(1)))
     progress.stream.log = FailoverLog.of([(NEW, 0)])
     portion: Any = SimpleNamespace(ends={0: Position.at(NEW, 5)}, link=link)
 

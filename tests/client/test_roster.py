@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tailrace.client.progress import Progress, Roster
 from tailrace.client.retry import Backoff
-from tailrace.protocol.dcp.received_stream import Stream
+from tailrace.protocol.dcp.reader_stream import ReaderStream
 from tailrace.protocol.states import READING_TRANSITIONS, ReadingInput, ReadingState
 
 RESTING = {ReadingState.PAUSED, ReadingState.DONE}
@@ -18,7 +18,7 @@ RESTING = {ReadingState.PAUSED, ReadingState.DONE}
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(ReadingInput))))
 def test_the_roster_knows_every_state(happenings: list[tuple[int, ReadingInput]]) -> None:
     roster = Roster()
-    vbuckets = [Progress(Stream(number), Backoff(random.Random(0)), roster) for number in range(4)]
+    vbuckets = [Progress(ReaderStream(number), Backoff(random.Random(0)), roster) for number in range(4)]
     for progress in vbuckets:
         progress.make_ready()
     for number, happened in happenings:

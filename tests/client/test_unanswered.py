@@ -21,7 +21,7 @@ from tailrace.client.progress import Progress
 from tailrace.client.retry import Backoff
 from tailrace.errors import ConnectError, RemoteProtocolError
 from tailrace.model import Position
-from tailrace.protocol.dcp.received_stream import Stream
+from tailrace.protocol.dcp.reader_stream import ReaderStream
 from tailrace.protocol.questions import ANSWER_S, Patience, Questions
 from tailrace.protocol.script import ask
 from tailrace.wire.admin import ClustermapChangeNotification, GetClusterConfig, ValueResponse
@@ -280,7 +280,7 @@ def test_streams_that_bring_something_each_time_are_taken_up_for_ever(
 
 
 def test_patience_begins_anew_with_a_stream_that_was_of_use() -> None:
-    progress = Progress(Stream(0), Backoff(random.Random(0)))
+    progress = Progress(ReaderStream(0), Backoff(random.Random(0)))
 
     def fails(
         opened_at: int, lost_at: int, *, marker: bool = False, seqno: int | None = None

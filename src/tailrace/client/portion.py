@@ -17,7 +17,7 @@ from ..history import FailoverLog
 from ..model import Position
 from ..protocol.dcp.delivery import ChangeDelivery
 from ..protocol.dcp.reader import DcpReader
-from ..protocol.dcp.received_stream import (
+from ..protocol.dcp.reader_stream import (
     Carried,
     MarkerReceived,
     OsoReceived,

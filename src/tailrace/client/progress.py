@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..history import FailoverLog, rollback_seqno
 from ..model import MAX_U64, Position, check_seqno, check_u64
 from ..protocol.dcp.reader import DcpReader
-from ..protocol.dcp.received_stream import Stream
+from ..protocol.dcp.reader_stream import ReaderStream
 from ..protocol.questions import ANSWER_S, Patience
 from ..protocol.states import READING_TRANSITIONS, Machine, ReadingInput, ReadingState
 from .retry import Backoff
@@ -151,7 +151,7 @@ _RESTING = (ReadingState.PAUSED, ReadingState.DONE)
 class Progress:
     """One vbucket."""
 
-    stream: Stream
+    stream: ReaderStream
     backoff: Backoff
     roster: Roster = field(default_factory=Roster)
     machine: Machine[ReadingState, ReadingInput] = field(

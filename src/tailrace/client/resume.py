@@ -20,7 +20,13 @@ from ..history import retreat
 from ..model import MAX_U64, Position
 from ..protocol.dcp.delivery import ChangeDelivery
 from ..protocol.dcp.reader import DcpReader
-from ..protocol.dcp.received_stream import MarkerReceived, RequestRefused, Stream, StreamEnded, StreamOpened
+from ..protocol.dcp.reader_stream import (
+    MarkerReceived,
+    ReaderStream,
+    RequestRefused,
+    StreamEnded,
+    StreamOpened,
+)
 from ..protocol.states import ReadingInput, ReadingState
 from ..wire.codes import AddStreamFlag, Status, StreamEndStatus, status_name
 from ..wire.dcp import DcpStreamRequestResponse
@@ -442,7 +448,7 @@ class Reading:
     def _add(self, vbucket: int, saved: SavedPosition | None) -> None:
         """Read a vbucket, from its saved position or from where the reading starts."""
         options = self.options
-        progress = Progress(Stream(vbucket), Backoff(self._rng), self._roster)
+        progress = Progress(ReaderStream(vbucket), Backoff(self._rng), self._roster)
         if saved is not None:
             progress.restore(saved)
         elif not isinstance(options.start, str):

@@ -12,8 +12,8 @@ from tailrace.errors import TailraceError
 from tailrace.history import FailoverLog
 from tailrace.model import Position
 from tailrace.protocol.dcp import delivery
+from tailrace.protocol.dcp.reader_stream import ReaderStream
 from tailrace.protocol.dcp.receive_buffer import Block
-from tailrace.protocol.dcp.received_stream import Stream
 from tailrace.protocol.states import ReaderStreamInput
 from tailrace.wire.codes import Magic
 from tailrace.wire.dcp import DcpMutation, DcpSnapshotMarker, DcpStreamEnd
@@ -22,10 +22,10 @@ _FIRST_OPAQUE = 0x8000_0000
 _SEEDS = 60
 
 
-def _streams(count: int) -> dict[int, Stream]:
+def _streams(count: int) -> dict[int, ReaderStream]:
     streams = {}
     for vbucket in range(count):
-        stream = Stream(vbucket, Position.at(7, 10), log=FailoverLog.of([(7, 0)]))
+        stream = ReaderStream(vbucket, Position.at(7, 10), log=FailoverLog.of([(7, 0)]))
         stream.machine.feed(ReaderStreamInput.ASKED)
         stream.machine.feed(ReaderStreamInput.ACCEPTED)
         streams[_FIRST_OPAQUE + vbucket] = stream

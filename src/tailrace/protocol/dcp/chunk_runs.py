@@ -29,19 +29,19 @@ from ...wire.dialect import DCP
 from ...wire.header import HEADER_SIZE, Frame
 from ...wire.message import Direction
 from ..states import ReaderStreamInput, ReaderStreamState
-from .receive_buffer import Block
-from .received_stream import (
+from .reader_stream import (
     Carried,
     MarkerReceived,
     OsoReceived,
+    ReaderStream,
     RequestRefused,
     SnapshotRun,
-    Stream,
     StreamEnded,
     StreamEvent,
     StreamOpened,
     VBucketFlushed,
 )
+from .receive_buffer import Block
 
 __all__ = ["ChunkRuns", "ReceivedChunk"]
 
@@ -71,7 +71,7 @@ class ReceivedChunk:
 class ChunkRuns:
     """The runs of a chunk, made in the order of their streams, in a ``with`` that ends with `commit`."""
 
-    def __init__(self, chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[int]) -> None:
+    def __init__(self, chunk: ReceivedChunk, streams: Mapping[int, ReaderStream], retired: set[int]) -> None:
         self._chunk = chunk
         self._streams = streams
         self._retired = retired
@@ -84,7 +84,7 @@ class ChunkRuns:
         unmarked = (headers["key_length"] == 0) & (headers["datatype"] == 0) & (headers["cas"] == 0)
         self._is_plain = (unmarked & np.isin(headers["magic"], _PLAIN_MAGICS)).tolist()
         self._starts = chunk.frames.control_start.tolist()
-        self._known: dict[int, Stream | None] = {}
+        self._known: dict[int, ReaderStream | None] = {}
         self._before: list[tuple[Any, ...]] = []
         """The streams as they were."""
         self.runs: list[SnapshotRun] = []
@@ -173,7 +173,7 @@ class ChunkRuns:
                 continue  # it counts when the snapshot is complete
             self.happened.append((at, Carried(run.stream, message, run)))
 
-    def _find(self, opaque: int) -> Stream | None:
+    def _find(self, opaque: int) -> ReaderStream | None:
         stream = self._known[opaque] = self._streams.get(opaque)
         if stream is not None:
             self._before.append(
@@ -203,7 +203,7 @@ class ChunkRuns:
     def _frame(self, control: int) -> Frame:
         return Frame.parse(self._data, self._starts[control])
 
-    def _control(self, control: int, opaque: int, stream: Stream | None, at: int) -> None:
+    def _control(self, control: int, opaque: int, stream: ReaderStream | None, at: int) -> None:
         """A control frame of a stream; ``stream`` is None if we closed the stream and don't care any more."""
         opcode = self._opcodes[control]
         if self._is_answer(control):
@@ -235,7 +235,7 @@ class ChunkRuns:
         elif stream is not None:
             self._marker(control, stream, at)
 
-    def _oso(self, message: DcpOsoSnapshot, stream: Stream, at: int) -> None:
+    def _oso(self, message: DcpOsoSnapshot, stream: ReaderStream, at: int) -> None:
         """An out of order snapshot begins or is complete: docs/spec/dcp.md#oso-snapshot."""
         self._check_vbucket(message.vbucket, stream)
         begins, before = message.flags == OsoFlag.START, stream.position.seqno
@@ -250,7 +250,7 @@ class ChunkRuns:
         stream.oso_high = None
         self.happened.append((at, OsoReceived(stream, stream.position)))
 
-    def _marker(self, control: int, stream: Stream, at: int) -> None:
+    def _marker(self, control: int, stream: ReaderStream, at: int) -> None:
         if stream.oso_high is not None:
             raise RemoteProtocolError("a snapshot marker inside an out of order snapshot")
         fields = None
@@ -281,7 +281,7 @@ class ChunkRuns:
         start = self._starts[control] + HEADER_SIZE
         return self._data[start : start + self._sizes[control]]
 
-    def _answered(self, control: int, opaque: int, stream: Stream, at: int) -> None:
+    def _answered(self, control: int, opaque: int, stream: ReaderStream, at: int) -> None:
         if stream.machine.state is not ReaderStreamState.REQUESTED:
             raise RemoteProtocolError(f"the stream request of vbucket {stream.vbucket} is answered twice")
         is_accepted = self._vbuckets[control] == _SUCCESS  # an answer has its status there
@@ -306,7 +306,7 @@ class ChunkRuns:
         stream.undo_to = None
 
     @staticmethod
-    def _check_vbucket(vbucket: int, stream: Stream) -> None:
+    def _check_vbucket(vbucket: int, stream: ReaderStream) -> None:
         if vbucket != stream.vbucket:
             raise RemoteProtocolError(
                 f"a message of vbucket {vbucket} in the stream of vbucket {stream.vbucket}"

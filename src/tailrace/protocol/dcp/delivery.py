@@ -30,10 +30,10 @@ from ...wire.dcp_replication import DcpCommit
 from ...wire.header import HEADER_LAYOUT
 from ...wire.layout import record
 from .chunk_runs import ChunkRuns, ReceivedChunk
-from .received_stream import (
+from .reader_stream import (
     PlacedEvent,
+    ReaderStream,
     SnapshotRun,
-    Stream,
 )
 
 __all__ = [
@@ -127,7 +127,7 @@ def control_headers(frames: ScannedFrames) -> NDArray[np.void]:
     return gather(frames.data, frames.control_start, _HEADER)
 
 
-def deliver(chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[int]) -> ChangeDelivery:
+def deliver(chunk: ReceivedChunk, streams: Mapping[int, ReaderStream], retired: set[int]) -> ChangeDelivery:
     """Check a chunk against its streams (by opaque) and advance them: all of it, or an error and nothing.
 
     ``retired`` are the opaques of streams that we closed: what still comes for them is skipped.
@@ -221,7 +221,7 @@ def deliver(chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[in
 
 
 def _deliver_one_run(
-    chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[int]
+    chunk: ReceivedChunk, streams: Mapping[int, ReaderStream], retired: set[int]
 ) -> ChangeDelivery:
     """`deliver` for a chunk with only changes of one stream, as in a backfill."""
     frames = chunk.frames
@@ -252,7 +252,7 @@ class _FoundRun:
 
 
 def _deliver_in_stretches(
-    chunk: ReceivedChunk, ordered: NDArray[np.intp], streams: Mapping[int, Stream], retired: set[int]
+    chunk: ReceivedChunk, ordered: NDArray[np.intp], streams: Mapping[int, ReaderStream], retired: set[int]
 ) -> ChangeDelivery | None:
     """`deliver` for backfills of many small vbuckets, where the changes of a stream are mostly adjacent.
 

@@ -37,9 +37,9 @@ from ..script import Script
 from .delivery import ChangeDelivery, ReceivedChunk, control_headers, deliver
 from .flow_control import ReceiveWindow
 from .liveness import Silence, silence_limit_s
+from .reader_stream import ReaderStream
 from .reader_streams import FIRST_STREAM_OPAQUE, ReaderStreams
 from .receive_buffer import BLOCK_BYTES, ReceiveBuffer
-from .received_stream import Stream
 from .sync_writes import PREPARE_SURCHARGE
 
 __all__ = [
@@ -366,12 +366,12 @@ class DcpReader:
     # streams
 
     @property
-    def streams(self) -> Mapping[int, Stream]:
+    def streams(self) -> Mapping[int, ReaderStream]:
         """The streams requested or open here, by opaque."""
         return self._streams.by_opaque
 
     def open_stream(
-        self, stream: Stream, *, end_seqno: int = MAX_U64, flags: int = 0, value: bytes = b""
+        self, stream: ReaderStream, *, end_seqno: int = MAX_U64, flags: int = 0, value: bytes = b""
     ) -> None:
         """Ask for a vbucket's changes from where the stream stands."""
         if not self._streams.by_opaque:

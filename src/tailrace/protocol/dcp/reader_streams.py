@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .received_stream import Stream
+from .reader_stream import ReaderStream
 
 __all__ = ["FIRST_STREAM_OPAQUE", "ReaderStreams"]
 
@@ -17,7 +17,7 @@ class ReaderStreams:
     __slots__ = ("_next_opaque", "_opaque_of", "are_awaited", "are_unanswered", "by_opaque", "retired")
 
     def __init__(self) -> None:
-        self.by_opaque: dict[int, Stream] = {}
+        self.by_opaque: dict[int, ReaderStream] = {}
         self.retired: set[int] = set()
         """Opaques of streams that were given up: what still comes for them is skipped."""
         self.are_awaited = False
@@ -40,7 +40,7 @@ class ReaderStreams:
         self._next_opaque = opaque + 1 if opaque < _LAST_OPAQUE else FIRST_STREAM_OPAQUE
         return opaque
 
-    def add(self, stream: Stream) -> int:
+    def add(self, stream: ReaderStream) -> int:
         """Add a stream that is being asked for; returns its opaque."""
         assert stream.vbucket not in self, "a stream is opened once at a time"
         opaque = self.new_opaque()

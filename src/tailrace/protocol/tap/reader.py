@@ -41,7 +41,7 @@ from ...wire.tap import (
 )
 from ..dcp.delivery import ChangeDelivery, ReceivedChunk
 from ..dcp.reader import ReaderSettings
-from ..dcp.received_stream import Stream
+from ..dcp.reader_stream import ReaderStream
 from ..dcp.translating_reader import TranslatingReader
 from ..handshake import Introduction
 from ..questions import Patience
@@ -84,7 +84,7 @@ class _ReadVBucket:
     """One vbucket on this connection."""
 
     opaque: int
-    stream: Stream
+    stream: ReaderStream
     ends: bool
     """Whether only what exists now is wanted."""
     seqno: int
@@ -215,7 +215,7 @@ class TapReader(TranslatingReader):
     # connecting
 
     def open_stream(
-        self, stream: Stream, *, end_seqno: int = MAX_U64, flags: int = 0, value: bytes = b""
+        self, stream: ReaderStream, *, end_seqno: int = MAX_U64, flags: int = 0, value: bytes = b""
     ) -> None:
         opaque = self._streams.add(stream)
         self._subscription.add(

@@ -8,7 +8,7 @@ from typing import ClassVar
 from ...model import MAX_U64
 from ...wire.header import Frame
 from ..dcp.reader import ReaderSettings
-from ..dcp.received_stream import Stream
+from ..dcp.reader_stream import ReaderStream
 from ..dcp.translating_reader import TranslatingReader
 from ..handshake import Introduction
 from ..questions import Patience
@@ -35,7 +35,7 @@ class UprReader(TranslatingReader):
         self._upr = self.TRANSLATION(self._made, self._send, self._streams.new_opaque, group=settings.name)
 
     def open_stream(
-        self, stream: Stream, *, end_seqno: int = MAX_U64, flags: int = 0, value: bytes = b""
+        self, stream: ReaderStream, *, end_seqno: int = MAX_U64, flags: int = 0, value: bytes = b""
     ) -> None:
         opaque = self._streams.add(stream)
         self._upr.request(opaque, stream.vbucket, stream.position, stream.log, end_seqno)

@@ -16,9 +16,9 @@ __all__ = [
     "MarkerReceived",
     "OsoReceived",
     "PlacedEvent",
+    "ReaderStream",
     "RequestRefused",
     "SnapshotRun",
-    "Stream",
     "StreamEnded",
     "StreamEvent",
     "StreamOpened",
@@ -27,7 +27,7 @@ __all__ = [
 
 
 @dataclass(slots=True, eq=False)
-class Stream:
+class ReaderStream:
     """Where a reader stands in one vbucket; it outlives the connections that carry it."""
 
     vbucket: int
@@ -74,7 +74,7 @@ class Stream:
 class StreamOpened(NamedTuple):
     """The server accepted a stream request."""
 
-    stream: Stream
+    stream: ReaderStream
     position: Position
     """Where the following changes go on."""
     rolled_back_to: int | None
@@ -84,7 +84,7 @@ class StreamOpened(NamedTuple):
 class RequestRefused(NamedTuple):
     """The server refused a stream request."""
 
-    stream: Stream
+    stream: ReaderStream
     status: int
     value: bytes
 
@@ -92,7 +92,7 @@ class RequestRefused(NamedTuple):
 class MarkerReceived(NamedTuple):
     """A snapshot begins."""
 
-    stream: Stream
+    stream: ReaderStream
     start: int
     end: int
     flags: int
@@ -101,14 +101,14 @@ class MarkerReceived(NamedTuple):
 class StreamEnded(NamedTuple):
     """The server ended a stream."""
 
-    stream: Stream
+    stream: ReaderStream
     status: int
 
 
 class VBucketFlushed(NamedTuple):
     """All of a vbucket is gone; the stream reopens by itself. DCP has no such message."""
 
-    stream: Stream
+    stream: ReaderStream
 
 
 class Carried(NamedTuple):
@@ -117,7 +117,7 @@ class Carried(NamedTuple):
     It is a system event, a seqno that advanced, or a step of a durable write.
     """
 
-    stream: Stream
+    stream: ReaderStream
     message: DcpSystemEvent | DcpSeqnoAdvanced | DcpPrepare | DcpCommit | DcpAbort
     run: SnapshotRun
 
@@ -125,7 +125,7 @@ class Carried(NamedTuple):
 class OsoReceived(NamedTuple):
     """An out of order snapshot is complete."""
 
-    stream: Stream
+    stream: ReaderStream
     position: Position
 
 
@@ -145,7 +145,7 @@ class PlacedEvent(NamedTuple):
 class SnapshotRun(NamedTuple):
     """Changes of one stream between two of its control frames."""
 
-    stream: Stream
+    stream: ReaderStream
     base: Position
     """Where the reader stood before the first of them."""
     snapshot: SnapshotRange
