@@ -14,10 +14,10 @@ from tailrace.errors import LocalProtocolError, MalformedMessage, UsageError
 from tailrace.history import (
     MAX_ENTRIES,
     MAX_RECEIVED_ENTRIES,
-    Action,
     Branch,
     FailoverEntry,
     FailoverLog,
+    RestartAction,
     claims,
     plan,
     retreat,
@@ -397,7 +397,7 @@ def test_earlier_positions_are_looked_at_one_by_one() -> None:
 
     log = FailoverLog.of([(3333, 7), (1111, 0)])
     decision = plan(Position.at(2222, 9), None, producer_log=log, high_seqno=20, earlier=earlier())
-    assert (decision.action, decision.base) == (Action.ROLL_BACK, Position.at(1111, 7))
+    assert (decision.action, decision.base) == (RestartAction.ROLL_BACK, Position.at(1111, 7))
     assert asked == [8, 7]
 
 
@@ -448,4 +448,4 @@ def test_plan(
 
 def test_plan_without_a_log_knows_only_the_names_it_was_given() -> None:
     decision = plan(Position.at(2222, 3), None, producer_log=ONE, high_seqno=9)
-    assert decision.action is Action.START_OVER
+    assert decision.action is RestartAction.START_OVER

@@ -19,7 +19,9 @@ from tailrace.errors import InputError
 IPV6 = ("20010db8000000000000000000000001", "20010db8000000000000000000000002")
 
 
-def events(data: bytes, port: int | None = None) -> list[pcap.Bytes | pcap.Gap | pcap.ConversationEnded]:
+def events(
+    data: bytes, port: int | None = None
+) -> list[pcap.CapturedBytes | pcap.Gap | pcap.ConversationEnded]:
     streams = pcap.TcpStreams(port)
     events = [event for packet in pcap.packets(io.BytesIO(data)) for event in streams.feed(packet)]
     return events + list(streams.finish())
@@ -29,9 +31,11 @@ def pieces(data: bytes, port: int | None = None) -> list[Any]:
     return [event for event in events(data, port) if not isinstance(event, pcap.ConversationEnded)]
 
 
-def joined(joining: list[pcap.Bytes | pcap.Gap], *, from_client: bool | None) -> bytes:
+def joined(joining: list[pcap.CapturedBytes | pcap.Gap], *, from_client: bool | None) -> bytes:
     return b"".join(
-        piece.data for piece in joining if isinstance(piece, pcap.Bytes) and piece.from_client == from_client
+        piece.data
+        for piece in joining
+        if isinstance(piece, pcap.CapturedBytes) and piece.from_client == from_client
     )
 
 
@@ -148,13 +152,13 @@ def test_a_conversation_whose_ports_are_used_again_is_forgotten() -> None:
         first.packets += again.packets
     told = [(type(event).__name__, event.conversation) for event in events(pcap_file(*first.wrapped()))]
     assert told == [
-        ("Bytes", 1),
+        ("CapturedBytes", 1),
         ("ConversationEnded", 1),
-        ("Bytes", 2),
+        ("CapturedBytes", 2),
         ("ConversationEnded", 2),
-        ("Bytes", 3),
+        ("CapturedBytes", 3),
         ("ConversationEnded", 3),
-        ("Bytes", 4),
+        ("CapturedBytes", 4),
     ]
 
 
@@ -163,7 +167,7 @@ def test_bytes_behind_a_gap_have_the_time_of_the_captures_end() -> None:
     made.send(CLIENT, b"abcdef", 2)
     del made.packets[-2]
     *_, last = pieces(pcap_file(*made.wrapped()))
-    assert isinstance(last, pcap.Bytes)
+    assert isinstance(last, pcap.CapturedBytes)
     assert last.data == b"ef"
     assert last.time_ns == 1_700_000_000_500_000_000 + (len(made.packets) - 1) * 10**9
 
@@ -256,7 +260,7 @@ def test_hostile_segments_end_in_bytes_and_gaps(
     ]
     for piece in pieces(pcap_file(packets, 101)):
         assert (isinstance(piece, pcap.Gap) and piece.size > 0) or (
-            isinstance(piece, pcap.Bytes) and piece.data
+            isinstance(piece, pcap.CapturedBytes) and piece.data
         )
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "Chunk",
     "Mask",
     "Offsets",
+    "Seqnos",
     "Trait",
     "collections_at",
     "cut_out",
@@ -36,6 +37,7 @@ __all__ = [
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 Offsets: TypeAlias = "npt.NDArray[np.int64]"
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
+Seqnos: TypeAlias = "npt.NDArray[np.uint64]"
 
 CHUNK_BYTES = 1536 << 10
 """How much is read from the store in one go, and the size of a segment's block: chunks of a third of that

@@ -32,11 +32,11 @@ from .wire.fields import decode_failover_log, encode_failover_log
 __all__ = [
     "MAX_ENTRIES",
     "MAX_RECEIVED_ENTRIES",
-    "Action",
     "Branch",
     "FailoverEntry",
     "FailoverLog",
-    "Plan",
+    "RestartAction",
+    "RestartPlan",
     "Retreat",
     "claims",
     "plan",
@@ -353,7 +353,7 @@ def _older_claim(sent: Position, log: FailoverLog) -> Retreat | None:
 # Both sides known: for the mirror before it asks, and for `tailrace plan`.
 
 
-class Action(StrEnum):
+class RestartAction(StrEnum):
     """What a restart does with a vbucket."""
 
     RESUME = "resume"
@@ -367,19 +367,23 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RestartPlan:
     """What to do, from which of the given positions, and what to ask for.
 
     ``request`` is ``base`` under a vb_uuid that the producer knows; it is accepted while the producer stays
     as it is.
     """
 
-    action: Action
+    action: RestartAction
     base: Position
     request: Position
 
     def __str__(self) -> str:
-        return f"{self.action} to {self.base.seqno}" if self.action is Action.ROLL_BACK else str(self.action)
+        return (
+            f"{self.action} to {self.base.seqno}"
+            if self.action is RestartAction.ROLL_BACK
+            else str(self.action)
+        )
 
 
 def plan(
@@ -390,7 +394,7 @@ def plan(
     high_seqno: int,
     purge_seqno: int = 0,
     earlier: Iterable[Position] = (),
-) -> Plan:
+) -> RestartPlan:
     """What a restart from ``held`` will do: the producer's own decision, applied to each possibility.
 
     ``earlier`` are exact positions that can be restored, newest first, each with the vb_uuid that it was
@@ -402,9 +406,11 @@ def plan(
             continue
         for claim in claims(position, log) if log else (position,):
             if rollback_seqno(claim, producer_log, high_seqno=high_seqno, purge_seqno=purge_seqno) is None:
-                return Plan(Action.RESUME if position is held else Action.ROLL_BACK, position, claim)
+                return RestartPlan(
+                    RestartAction.RESUME if position is held else RestartAction.ROLL_BACK, position, claim
+                )
     if held.seqno > 0:
-        action = Action.START_OVER
+        action = RestartAction.START_OVER
     else:
-        action = Action.BACKFILL if high_seqno > 0 else Action.RESUME
-    return Plan(action, Position.BEGINNING, Position.BEGINNING)
+        action = RestartAction.BACKFILL if high_seqno > 0 else RestartAction.RESUME
+    return RestartPlan(action, Position.BEGINNING, Position.BEGINNING)

@@ -20,7 +20,7 @@ from .errors import InputError
 
 __all__ = [
     "MAGICS",
-    "Bytes",
+    "CapturedBytes",
     "ConversationEnded",
     "Endpoint",
     "Gap",
@@ -319,7 +319,7 @@ def _segment(packet: Packet) -> _Segment | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
+class CapturedBytes:
     """The next bytes of one direction of a conversation."""
 
     conversation: int
@@ -441,7 +441,7 @@ class TcpStreams:
         self.unknown_links: set[int] = set()
         """Link types whose packets were skipped."""
 
-    def feed(self, packet: Packet) -> Iterator[Bytes | Gap | ConversationEnded]:
+    def feed(self, packet: Packet) -> Iterator[CapturedBytes | Gap | ConversationEnded]:
         """What a packet adds to its conversation."""
         try:
             segment = _segment(packet)
@@ -478,7 +478,7 @@ class TcpStreams:
 
     def _add(
         self, conversation: _Conversation, side: _Side, segment: _Segment, time_ns: int
-    ) -> Iterator[Bytes | Gap]:
+    ) -> Iterator[CapturedBytes | Gap]:
         seq, data = segment.seq, segment.data
         if segment.flags & _SYN:
             if side.next is None:
@@ -498,7 +498,7 @@ class TcpStreams:
             yield Gap(conversation.number, segment.source, side.skip_gap())
             yield _bytes(conversation, segment.source, time_ns, side.ready())
 
-    def finish(self) -> Iterator[Bytes | Gap]:
+    def finish(self) -> Iterator[CapturedBytes | Gap]:
         """What is left at the capture's end: bytes after gaps that nothing has filled."""
         for conversation in self._open.values():
             yield from self._finish(conversation, self._time_ns)
@@ -531,7 +531,7 @@ class TcpStreams:
             return segment.source if segment.destination.port == self._port else segment.destination
         return None
 
-    def _finish(self, conversation: _Conversation, time_ns: int) -> Iterator[Bytes | Gap]:
+    def _finish(self, conversation: _Conversation, time_ns: int) -> Iterator[CapturedBytes | Gap]:
         for source, side in conversation.sides.items():
             self._waiting_bytes -= side.waiting_bytes
             while side.waiting:
@@ -539,9 +539,9 @@ class TcpStreams:
                 yield _bytes(conversation, source, time_ns, side.ready())
 
 
-def _bytes(conversation: _Conversation, source: Endpoint, time_ns: int, data: bytes) -> Bytes:
+def _bytes(conversation: _Conversation, source: Endpoint, time_ns: int, data: bytes) -> CapturedBytes:
     (destination,) = set(conversation.sides) - {source} or {source}
-    return Bytes(
+    return CapturedBytes(
         conversation.number,
         source,
         destination,

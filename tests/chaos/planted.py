@@ -19,7 +19,7 @@ from pyroaring import BitMap
 from campaigns.bug import Bug
 from chaos.chaos_jobs import ChaosJobs
 from tailrace.client.resume import Reading
-from tailrace.history import Action
+from tailrace.history import RestartAction
 from tailrace.model import Position
 from tailrace.spark.rounds import committing, housekeeping, planning, reading, task, task_targets
 from tailrace.spark.rounds.changes import CHANGES_SCHEMA, ChangeSink
@@ -39,7 +39,7 @@ def _identity_without_vb_uuid() -> AbstractContextManager[Any]:
     def decide(table: Any, vbucket: int, log: Any, high_seqno: int, **_: Any) -> Decision:
         held = table.current.position(vbucket)
         named = Position.at(log.newest.vb_uuid, min(held.seqno, high_seqno)) if held.seqno else held
-        return Decision(Action.RESUME, held, named)
+        return Decision(RestartAction.RESUME, held, named)
 
     return mock.patch.object(planning, "decide", decide)
 
@@ -161,7 +161,7 @@ def _skips_what_was_passed_before() -> AbstractContextManager[Any]:
         passed = {
             vbucket: decision.held.seqno
             for vbucket, decision in decisions.items()
-            if vbucket in ranges and decision.action is Action.ROLL_BACK
+            if vbucket in ranges and decision.action is RestartAction.ROLL_BACK
         }
         return {**original(table, decisions, ranges), **passed}
 

@@ -23,7 +23,7 @@ from tailrace.history import FailoverLog
 from tailrace.model import Position
 from tailrace.protocol.dcp.delivery import ChangeDelivery, ReceivedChunk, control_headers, deliver
 from tailrace.protocol.dcp.reader_stream import ReaderStream
-from tailrace.protocol.dcp.receive_buffer import Block
+from tailrace.protocol.dcp.receive_buffer import ReceiveBlock
 from tailrace.protocol.states import ReaderStreamInput
 from tailrace.wire.codes import Datatype
 from tailrace.wire.dcp import DcpDeletion, DcpMutation, DcpSnapshotMarker
@@ -41,7 +41,7 @@ def delivery_of(
     frames = scan(b"".join(messages))
     assert frames.error is None
     headers = control_headers(frames)
-    chunk = ReceivedChunk(frames, Block(0), headers, np.ones(len(headers), dtype=bool), frames.used)
+    chunk = ReceivedChunk(frames, ReceiveBlock(0), headers, np.ones(len(headers), dtype=bool), frames.used)
     return deliver(chunk, streams, set(retired))
 
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import pytest
 
 from tailrace import history
-from tailrace.history import Action, FailoverLog, plan, retreat, rollback_seqno
+from tailrace.history import FailoverLog, RestartAction, plan, retreat, rollback_seqno
 from tailrace.model import Position, SnapshotRange
 
 CASES = 2_000
@@ -234,17 +234,17 @@ class Reader:
             earlier=[version.position for version in reversed(self.versions)],
         )
         candidates = [*reversed(self.versions)]
-        if decision.action is Action.RESUME:
+        if decision.action is RestartAction.RESUME:
             candidates = []
-        elif decision.action is Action.ROLL_BACK:
+        elif decision.action is RestartAction.ROLL_BACK:
             index = next(i for i, version in enumerate(candidates) if version.position is decision.base)
             chosen, candidates = candidates[index], candidates[:index]
             self.restore(chosen)
         else:
             assert decision.request == Position.BEGINNING
-            assert (decision.action is Action.BACKFILL) == (held.seqno == 0)
+            assert (decision.action is RestartAction.BACKFILL) == (held.seqno == 0)
             self.restore(NOTHING)
-        if decision.action is not Action.RESUME:
+        if decision.action is not RestartAction.RESUME:
             for version in candidates:
                 self.judge_skipped(version, copy)
         self.position = decision.request

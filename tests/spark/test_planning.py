@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from tailrace.history import Action, FailoverLog
+from tailrace.history import FailoverLog, RestartAction
 from tailrace.model import MAX_U64, Position
 from tailrace.spark.rounds.bucket import BucketState
 from tailrace.spark.rounds.planning import Decision, Range, Ranges, decide, divided, plan_round
@@ -42,23 +42,25 @@ def state(high: int, log: FailoverLog = LOG, **more: Mapping[int, int]) -> Bucke
 
 
 def test_a_vbucket_goes_on_where_its_branch_does() -> None:
-    assert decide(Held([at(40)]), 0, LOG, 60) == Decision(Action.RESUME, at(40), at(40))
-    assert decide(Held([at(40)]), 0, BRANCHED, 60).action is Action.RESUME
-    assert decide(Held(), 0, LOG, 60) == Decision(Action.BACKFILL, Position.BEGINNING, Position.BEGINNING)
+    assert decide(Held([at(40)]), 0, LOG, 60) == Decision(RestartAction.RESUME, at(40), at(40))
+    assert decide(Held([at(40)]), 0, BRANCHED, 60).action is RestartAction.RESUME
+    assert decide(Held(), 0, LOG, 60) == Decision(
+        RestartAction.BACKFILL, Position.BEGINNING, Position.BEGINNING
+    )
 
 
 def test_a_vbucket_goes_back_to_the_newest_version_that_the_bucket_has() -> None:
     table = Held([at(60), at(55), at(45), at(30)])
-    assert decide(table, 0, BRANCHED, 70) == Decision(Action.ROLL_BACK, at(60), at(45), 2)
+    assert decide(table, 0, BRANCHED, 70) == Decision(RestartAction.ROLL_BACK, at(60), at(45), 2)
     unknown = FailoverLog.of([(9, 0)])
-    assert decide(table, 0, unknown, 70) == Decision(Action.START_OVER, at(60), Position.BEGINNING)
+    assert decide(table, 0, unknown, 70) == Decision(RestartAction.START_OVER, at(60), Position.BEGINNING)
 
 
 def test_what_is_refused_though_the_log_allows_it_was_purged() -> None:
     table = Held([at(60), at(30)])
-    assert decide(table, 0, LOG, 70, refused=at(60)).action is Action.START_OVER
-    assert decide(table, 0, LOG, 70, refused=at(65)).action is Action.RESUME, "that was another place"
-    assert decide(table, 0, LOG, 70, purge_seqno=61).action is Action.START_OVER
+    assert decide(table, 0, LOG, 70, refused=at(60)).action is RestartAction.START_OVER
+    assert decide(table, 0, LOG, 70, refused=at(65)).action is RestartAction.RESUME, "that was another place"
+    assert decide(table, 0, LOG, 70, purge_seqno=61).action is RestartAction.START_OVER
 
 
 def test_a_vbucket_is_read_from_where_the_last_table_stands() -> None:

@@ -191,7 +191,7 @@ class _Talk:
 
     observer: Observer
     tapes: dict[pcap.Endpoint, Tape] = field(default_factory=dict)
-    last: dict[pcap.Endpoint, pcap.Bytes] = field(default_factory=dict)
+    last: dict[pcap.Endpoint, pcap.CapturedBytes] = field(default_factory=dict)
 
 
 class _Capture:
@@ -205,7 +205,7 @@ class _Capture:
         self._known = 0
         self._strangers = 0
 
-    def add(self, piece: pcap.Bytes | pcap.Gap | pcap.ConversationEnded) -> Iterator[Shown]:
+    def add(self, piece: pcap.CapturedBytes | pcap.Gap | pcap.ConversationEnded) -> Iterator[Shown]:
         """The frames that a piece of a conversation completes."""
         number = piece.conversation
         if isinstance(piece, pcap.ConversationEnded):
@@ -260,7 +260,7 @@ class _Capture:
             self._strangers += 1
 
 
-def _captured(description: Description, piece: pcap.Bytes) -> Shown:
+def _captured(description: Description, piece: pcap.CapturedBytes) -> Shown:
     seconds, fraction = divmod(piece.time_ns, 10**9)
     try:
         moment = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{fraction // 1000:06d}Z"

@@ -44,7 +44,7 @@ _STEP_BYTES = 1 << 20
 _MOST_PIECES = 4096
 
 
-Rows: TypeAlias = "slice | NDArray[np.intp]"
+ScanRows: TypeAlias = "slice | NDArray[np.intp]"
 
 
 class MadeChanges:
@@ -91,7 +91,7 @@ class MadeChanges:
 
 
 def plain_mutations(
-    frames: ScannedFrames, rows: Rows, place_of: NDArray[np.int32], places: list[Place]
+    frames: ScannedFrames, rows: ScanRows, place_of: NDArray[np.int32], places: list[Place]
 ) -> list[Mutation]:
     """Changes that are all mutations, none of them compressed or with xattrs."""
     keys, values = _cut_documents(frames, rows)
@@ -130,7 +130,7 @@ def plain_mutations(
     return made
 
 
-def _cut_documents(frames: ScannedFrames, rows: Rows) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+def _cut_documents(frames: ScannedFrames, rows: ScanRows) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     """The keys and the values of rows, all cut by one `Struct`: slicing takes longer."""
     key_at, value_at, end_at = (
         places[rows] for places in (frames.key_start, frames.value_start, frames.value_end)
@@ -175,7 +175,7 @@ _BODIES = _Pieces(lambda size: f"{size}s")
 """Values by their length."""
 
 
-def any_changes(frames: ScannedFrames, rows: Rows, places: Iterator[Place]) -> Iterator[Change]:
+def any_changes(frames: ScannedFrames, rows: ScanRows, places: Iterator[Place]) -> Iterator[Change]:
     """Changes of every kind. The place of each is taken only when the change can be made."""
     data = frames.data.data
     columns = (

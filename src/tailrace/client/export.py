@@ -22,7 +22,7 @@ from ..columns.row_kinds import ROLLBACK, are_changes, are_mutations, kind_of
 from ..files import scratch_file, scratch_folder
 from .aio import Source
 from .events import Mutation
-from .jsonlines import Names, json_line
+from .jsonlines import CollectionNames, json_line
 
 __all__ = ["as_json_lines", "documents"]
 
@@ -145,7 +145,7 @@ class KeptChanges:
         yield from self._batches
 
 
-def as_json_lines(table: pa.Table, names: Names, *, no_value: bool = False) -> Iterator[bytes]:
+def as_json_lines(table: pa.Table, names: CollectionNames, *, no_value: bool = False) -> Iterator[bytes]:
     """Documents as the lines that `tail --json` has for mutations."""
     # of two with the same name the first is the bucket's, the other was dropped
     numbers = {path: number for number, path in reversed(list(names.items()))}

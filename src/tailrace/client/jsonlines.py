@@ -38,11 +38,13 @@ _LINE_BREAKS = str.maketrans("\r\n", "  ")
 _text = json.JSONEncoder(ensure_ascii=False).encode
 
 
-Names = Mapping[int, tuple[str, str]]
+CollectionNames = Mapping[int, tuple[str, str]]
 """Scope and name of collections, by id."""
 
 
-def json_line(event: Event, names: Names = MappingProxyType({}), *, no_value: bool = False) -> bytes:
+def json_line(
+    event: Event, names: CollectionNames = MappingProxyType({}), *, no_value: bool = False
+) -> bytes:
     """An event as one line, line feed included; ``names`` are those of its collections, as far as known.
 
     ``no_value``: values were not requested and are left out; an empty one would look like a document's.
@@ -50,7 +52,7 @@ def json_line(event: Event, names: Names = MappingProxyType({}), *, no_value: bo
     return (_object(event, names, no_value=no_value) + "\n").encode()
 
 
-def _object(event: Event, names: Names, *, no_value: bool) -> str:
+def _object(event: Event, names: CollectionNames, *, no_value: bool) -> str:
     match event:
         case Mutation():
             value = "" if no_value else f"{value_member(event.value, event.datatype)},"
@@ -115,13 +117,13 @@ def _snapshot(snapshot: tuple[int, int]) -> str:
     return f'"snapshot":[{snapshot[0]},{snapshot[1]}]'
 
 
-def _more(event: Change | Prepared, names: Names) -> str:
+def _more(event: Change | Prepared, names: CollectionNames) -> str:
     """Members that most changes don't have."""
     xattrs = f',"xattrs":{_text(event.xattrs)}' if event.xattrs else ""
     return _collection(event.collection_id, names) + xattrs
 
 
-def _collection(collection_id: int, names: Names) -> str:
+def _collection(collection_id: int, names: CollectionNames) -> str:
     collection = f',"collection_id":{collection_id}' if collection_id else ""
     if collection and collection_id in names:
         scope, name = names[collection_id]

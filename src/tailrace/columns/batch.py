@@ -44,8 +44,8 @@ from .scanner import (
     MUTATION,
     SNAPPY,
     XATTR,
-    Buffer,
     ControlFrame,
+    Scannable,
     ScannedFrames,
     all_true,
     gather,
@@ -127,7 +127,7 @@ class Decoded(_BatchAndUsed):
 
 
 def decode(
-    buffer: Buffer,
+    buffer: Scannable,
     *,
     names: Names | None = None,
     vb_uuid: Integers = None,

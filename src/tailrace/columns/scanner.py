@@ -41,9 +41,9 @@ from .records import (
 )
 from .walk import frame_end, frame_starts
 
-__all__ = ["SCAN_LIMIT", "Buffer", "ControlFrame", "ScannedFrames", "gather", "scan"]
+__all__ = ["SCAN_LIMIT", "ControlFrame", "Scannable", "ScannedFrames", "gather", "scan"]
 
-Buffer: TypeAlias = "bytes | bytearray | memoryview | Bytes"
+Scannable: TypeAlias = "bytes | bytearray | memoryview | Bytes"
 
 SCAN_LIMIT = 64 * 1024 * 1024
 """How far one scan reads into a larger buffer.
@@ -140,7 +140,7 @@ class ScannedFrames:
         return Frame.parse(self.data.data, control.start)
 
 
-def scan(buffer: Buffer, *, collections: bool = False, limit: int = MAX_FRAME) -> ScannedFrames:
+def scan(buffer: Scannable, *, collections: bool = False, limit: int = MAX_FRAME) -> ScannedFrames:
     """Find the frames at the start of a buffer.
 
     Reads up to the first frame that is incomplete, that breaks the protocol (see `ScannedFrames.error`;

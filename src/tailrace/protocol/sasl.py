@@ -32,9 +32,9 @@ from ..wire.codes import Status
 
 __all__ = [
     "MECHANISMS",
-    "Answer",
     "Credential",
     "PlainClient",
+    "SaslAnswer",
     "SaslClient",
     "SaslServer",
     "ScramClient",
@@ -191,14 +191,14 @@ class ScramClient:
             raise LoginError("the server could not prove that it knows the password; it may be an impostor")
 
 
-class Answer(NamedTuple):
+class SaslAnswer(NamedTuple):
     """What the server replies to SASL_AUTH or SASL_STEP."""
 
     status: int
     value: bytes = b""
 
 
-_REFUSED = Answer(Status.AUTH_ERROR)
+_REFUSED = SaslAnswer(Status.AUTH_ERROR)
 
 _Keys: TypeAlias = tuple[bytes, bytes]
 """Stored key and server key of one user."""
@@ -295,7 +295,7 @@ class SaslServer:
         self.claimed = ""
         """The user name of the last attempt, successful or not."""
 
-    def auth(self, mechanism: bytes, value: bytes) -> Answer:
+    def auth(self, mechanism: bytes, value: bytes) -> SaslAnswer:
         """SASL_AUTH; the mechanism is its key."""
         self.username = self._exchange = None
         self.claimed = ""
@@ -306,16 +306,16 @@ class SaslServer:
             return self._plain(value)
         return self._first(name, value) if name in _HASHES else _REFUSED
 
-    def step(self, mechanism: bytes, value: bytes) -> Answer:
+    def step(self, mechanism: bytes, value: bytes) -> SaslAnswer:
         """SASL_STEP; legal only after a SASL_AUTH that was answered with 0x21, and with its mechanism."""
         exchange, self._exchange = self._exchange, None
         if exchange is None:
-            return Answer(Status.EINVAL)
+            return SaslAnswer(Status.EINVAL)
         if mechanism.decode("ascii", "replace") != exchange.mechanism or len(value) > MAX_MESSAGE:
             return _REFUSED
         return self._final(exchange, value)
 
-    def _plain(self, value: bytes) -> Answer:
+    def _plain(self, value: bytes) -> SaslAnswer:
         parts = value.split(b"\0")
         if len(parts) != 3:
             return _REFUSED
@@ -328,9 +328,9 @@ class SaslServer:
         if authzid not in ("", username) or not self._users.check_password(username, password):
             return _REFUSED
         self.username = username
-        return Answer(Status.SUCCESS)
+        return SaslAnswer(Status.SUCCESS)
 
-    def _first(self, mechanism: str, value: bytes) -> Answer:
+    def _first(self, mechanism: str, value: bytes) -> SaslAnswer:
         channel = value[:3]
         if channel not in (b"n,,", b"y,,"):
             return _REFUSED
@@ -348,9 +348,9 @@ class SaslServer:
         challenge = b"r=%b,s=%b,i=%d" % (nonce, salt, credential.iterations)
         signed = bare + b"," + challenge
         self._exchange = _Exchange(mechanism, username, credential, channel, nonce, signed)
-        return Answer(Status.AUTH_CONTINUE, challenge)
+        return SaslAnswer(Status.AUTH_CONTINUE, challenge)
 
-    def _final(self, exchange: _Exchange, value: bytes) -> Answer:
+    def _final(self, exchange: _Exchange, value: bytes) -> SaslAnswer:
         without_proof, separator, encoded = value.rpartition(b",p=")
         proof = _base64(encoded)
         attributes = without_proof.split(b",")
@@ -367,7 +367,7 @@ class SaslServer:
             return _REFUSED
         self.username = exchange.username
         server_signature = hmac.digest(credential.server_key, signed, name)
-        return Answer(Status.SUCCESS, b"v=" + base64.b64encode(server_signature))
+        return SaslAnswer(Status.SUCCESS, b"v=" + base64.b64encode(server_signature))
 
 
 # the parts of the messages

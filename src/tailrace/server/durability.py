@@ -28,7 +28,7 @@ from .topology import ServedMap
 
 __all__ = ["CopyTracker", "DurableWrites"]
 
-Done = Callable[[Written | None], None]
+WhenDecided = Callable[[Written | None], None]
 
 
 class CopyTracker:
@@ -94,7 +94,7 @@ class _Undecided:
     vbucket: VBucket
     deadline: float | None
     """When it is aborted; None: never, because it may have been committed before."""
-    done: Done
+    done: WhenDecided
     """Gets what the commit made, or None if it was not committed, or nobody knows."""
 
 
@@ -116,7 +116,7 @@ class DurableWrites:
         for vbucket in self._store:
             self._adopt(vbucket.id)
 
-    def prepared(self, vbucket: VBucket, seqno: int, deadline: float, done: Done) -> None:
+    def prepared(self, vbucket: VBucket, seqno: int, deadline: float, done: WhenDecided) -> None:
         """Track a prepare for which a client waits until a deadline."""
         self._track(vbucket, seqno, _Undecided(vbucket, deadline, done))
 

@@ -405,9 +405,9 @@ def counter(text: str, path: Path, raw: str, flags: int) -> tuple[str, str]:
     return _replace(text, span, str(new)), str(new)
 
 
-Mutation: TypeAlias = Callable[[str, Path, str, int], tuple[str, str]]
+PathMutation: TypeAlias = Callable[[str, Path, str, int], tuple[str, str]]
 
-MUTATIONS: dict[int, Mutation] = {
+MUTATIONS: dict[int, PathMutation] = {
     Op.SUBDOC_DICT_ADD: dict_add,
     Op.SUBDOC_DICT_UPSERT: dict_upsert,
     Op.SUBDOC_DELETE: delete,

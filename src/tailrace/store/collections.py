@@ -25,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9_\-%]{1,251}", re.ASCII)
 _HEX = re.compile(r"[0-9a-fA-F]{1,16}", re.ASCII)
 _FIRST_USER_ID = 8  # 0 is the default scope and collection, 1 to 7 are reserved
 
-Event = tuple[int, int, bytes, bytes]
+SystemEventFields = tuple[int, int, bytes, bytes]
 """Event, version, key and value of a system event."""
 
 
@@ -150,7 +150,7 @@ class Manifest:
 
     def events_from(
         self, known: Iterable[KnownEvent], previous: Manifest | None, *, keeps_history: bool
-    ) -> Iterator[Event]:
+    ) -> Iterator[SystemEventFields]:
         """The events that lead here from those that a vbucket has seen (see `CollectionEvents`).
 
         Only the last one has this manifest's uid, the others have the previous one: a reader that stops in
@@ -209,7 +209,7 @@ def _is_modified(
     return now != then
 
 
-def _event(event: int, name: bytes, content: EventContent) -> Event:
+def _event(event: int, name: bytes, content: EventContent) -> SystemEventFields:
     """An event as it is stored: as integers, unless they can't express all of it."""
     if event == SystemEventId.COLLECTION_MODIFIED or content.history is not None:
         return event, 2, name, event_flatbuffer(event, content, name)

@@ -31,7 +31,7 @@ from .format import NOTE_SHIFT, NOTE_TRAITS
 from .generations import Generation
 from .journal import BaseJob
 from .log import LoggedColumns
-from .manifest_file import Base, Clips, Table, clips_of, spliced, with_clips
+from .manifest_file import Base, Clips, SegmentTable, clips_of, spliced, with_clips
 from .merge_process import merge_in_a_process
 from .merging import GROUP_BYTES, Losses, PiecePlan, merge
 from .retention import Retention
@@ -70,7 +70,7 @@ class SealJob(BaseJob):
             self._segment = self._bucket.sealed.write(self._number, self._write)
         self._bucket.sealed.manifest_file.change(self._edit)
 
-    def _edit(self, _: Base, table: Table) -> tuple[Base, Table]:
+    def _edit(self, _: Base, table: SegmentTable) -> tuple[Base, SegmentTable]:
         generation = self._generation
         # Losses since the generation's end are facts of the segments, not of the log. Those that a merge has
         # written but not yet passed on to the vbuckets are read first: read second, they might be missed.
@@ -364,7 +364,7 @@ class MergeJob(BaseJob):
     def _told(self) -> None:
         self._bucket.sealed.untaken_losses = self._losses
 
-    def _edit(self, base: Base, table: Table) -> tuple[Base, Table]:
+    def _edit(self, base: Base, table: SegmentTable) -> tuple[Base, SegmentTable]:
         self._go_on()
         states = dict(base["vbuckets"])
         for number, losses in self._losses.items():

@@ -24,7 +24,7 @@ __all__ = [
     "Base",
     "Clips",
     "ManifestFile",
-    "Table",
+    "SegmentTable",
     "clips_of",
     "read_json",
     "spliced",
@@ -37,7 +37,7 @@ MANIFEST = "MANIFEST"
 T = TypeVar("T")
 Base: TypeAlias = "dict[str, Any]"
 Clips: TypeAlias = "dict[int, int]"
-Table: TypeAlias = "list[tuple[str, Clips]]"
+SegmentTable: TypeAlias = "list[tuple[str, Clips]]"
 """The segments, oldest first: the name of each, and the seqno up to which it still counts for each vbucket
 that was rolled back.
 """
@@ -72,11 +72,11 @@ class ManifestFile:
         self._files = files
         self._directory = directory
         self._path = f"{directory}/{MANIFEST}"
-        self._table: Table = []
+        self._table: SegmentTable = []
         self._retired: dict[str, None] = {}  # a set that keeps its order
         self._lock = threading.Lock()
 
-    def read(self) -> Table:
+    def read(self) -> SegmentTable:
         """Take over what the file says; its segments."""
         self.base = read_json(self._files, self._path)
         self.base["vbuckets"] = _by_number(self.base["vbuckets"])
@@ -84,7 +84,9 @@ class ManifestFile:
         return self._table
 
     def change(
-        self, edit: Callable[[Base, Table], tuple[Base, Table]], then: Callable[[], None] | None = None
+        self,
+        edit: Callable[[Base, SegmentTable], tuple[Base, SegmentTable]],
+        then: Callable[[], None] | None = None,
     ) -> None:
         """Replace the file by what ``edit`` makes of what it says now; an OSError leaves it as it is.
 
@@ -157,7 +159,7 @@ def clips_of(segments: Iterable[Segment]) -> dict[str, Clips]:
     return {segment.name: dict(segment.clips) for segment in segments}
 
 
-def with_clips(table: Table, clips: dict[str, Clips]) -> Table:
+def with_clips(table: SegmentTable, clips: dict[str, Clips]) -> SegmentTable:
     """A table with clips that may be newer; what was clipped once never comes back."""
     return [
         (name, {**old, **{vb: min(seqno, old.get(vb, seqno)) for vb, seqno in clips.get(name, {}).items()}})

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..frames import OPCODE_AT, Mask
+from ..frames import OPCODE_AT, Mask, Seqnos
 from ..wire.codes import DcpOpcode
 from .base import Compaction
 from .deduplication import Deduplicated
 from .dropped_collections import DroppedCollections
 from .format import SYSTEM, TOMBSTONE, delete_times_at, index_key, revs_at
 from .piece_reading import Scattered, gather
-from .segment import Frames, SegmentPiece, Seqnos, concatenate
+from .segment import Frames, SegmentPiece, concatenate
 from .segment_writer import Pieces, SegmentWriter, full_blocks
 from .snapshot import in_sorted
 

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..files import File
-from ..frames import Bytes, Mask, Offsets
+from ..frames import Bytes, Mask, Offsets, Seqnos
 from ..model import MAX_U64
 from .format import BLOCK, COLUMN_BYTES, padded
-from .segment import Frames, Segment, SegmentPiece, Seqnos
+from .segment import Frames, Segment, SegmentPiece
 
 __all__ = ["Gathered", "Scattered", "gather"]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..files import File
 from .index import newest_seqno
-from .manifest_file import Base, Table
+from .manifest_file import Base, SegmentTable
 from .segment_writer import Pieces, SegmentWriter
 from .snapshot import in_sorted
 
@@ -46,7 +46,7 @@ def rewrite_what_is_left(bucket: EngineBucket) -> None:
         vbucket.forgotten.rollback_floor = vbucket.forgotten.history_floor = vbucket.high_seqno
     floors = {vbucket.id: vbucket.high_seqno for vbucket in bucket}
 
-    def edit(base: Base, _: Table) -> tuple[Base, Table]:
+    def edit(base: Base, _: SegmentTable) -> tuple[Base, SegmentTable]:
         states = {
             vbucket: {
                 **state,

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ..errors import StoreCorrupt
 from ..files import Buffer, Files
-from ..frames import CHUNK_BYTES, Bytes, Offsets
+from ..frames import CHUNK_BYTES, Bytes, Offsets, Seqnos
 from .accepted_losses import lost
 from .format import (
     BLOCK,
@@ -51,7 +51,6 @@ READ_BYTES = CHUNK_BYTES + CHUNK_BYTES // 8
 any of it is still to be sent, so a reader that stalls must not hold more than that.
 """
 
-Seqnos = npt.NDArray[np.uint64]
 _NONE: Seqnos = np.empty(0, np.uint64)
 _NO_BYTES: Bytes = np.empty(0, np.uint8)
 _NO_U32: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
@@ -277,7 +276,7 @@ class SegmentPiece:
         self.place: tuple[int, int] = offset, size  # of its blocks in the file
         self.pairs_place: tuple[int, int] = pairs_offset, 16 * self.pair_count
         self.clip: int | None = None
-        self._columns: Columns | None = None
+        self._columns: PieceColumns | None = None
         if clip is not None and clip < self.last:
             self.clip = clip
             self.count = bisect_left(self.columns.seqnos, clip + 1) if clip >= self.first else 0
@@ -286,7 +285,7 @@ class SegmentPiece:
             self.pair_count = len(self.pairs()[0])
 
     @property
-    def columns(self) -> Columns:
+    def columns(self) -> PieceColumns:
         """Where each frame is; kept for the next get."""
         if self._columns is None:
             parts = []
@@ -298,7 +297,7 @@ class SegmentPiece:
                 places.append(np.cumsum(lengths) - lengths + np.uint64(start))
                 parts.append(block)
             frames = concatenate(parts)
-            self._columns = Columns(
+            self._columns = PieceColumns(
                 np.ascontiguousarray(frames.seqnos, np.uint64).data,
                 np.concatenate(places).data,
                 np.ascontiguousarray(frames.lengths, np.uint32).data,
@@ -464,7 +463,7 @@ def columns_of(buffer: Bytes, offset: int, count: int, data: Bytes = _NO_BYTES) 
     )
 
 
-class Columns(NamedTuple):
+class PieceColumns(NamedTuple):
     """Where the frames of a piece are, as views that index fast."""
 
     seqnos: memoryview

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..files import Buffer, File
-from ..frames import CHUNK_BYTES, Offsets
+from ..frames import CHUNK_BYTES, Offsets, Seqnos
 from .format import (
     BLOCK,
     BLOCK_MAGIC,
@@ -34,7 +34,7 @@ from .format import (
     with_crc_at_end,
     with_crc_inside,
 )
-from .segment import Frames, Seqnos
+from .segment import Frames
 
 __all__ = ["Pieces", "SegmentWriter", "full_blocks"]
 

@@ -133,7 +133,7 @@ class DocumentColumns:
         return other._places <= self._places
 
     @cached_property
-    def _places(self) -> frozenset[_Place]:
+    def _places(self) -> frozenset[_ColumnPlace]:
         return frozenset(_places(self.fields, taken=_TAKEN))
 
     def __str__(self) -> str:
@@ -173,14 +173,14 @@ def _unique_names(fields: Iterable[pa.Field], taken: frozenset[str] = frozenset(
     return names
 
 
-_Place = tuple[tuple[str, ...], tuple[str, ...], pa.DataType]
+_ColumnPlace = tuple[tuple[str, ...], tuple[str, ...], pa.DataType]
 
 
 def _places(
     fields: Iterable[pa.Field],
     within: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
     taken: frozenset[str] = frozenset(),
-) -> Iterator[_Place]:
+) -> Iterator[_ColumnPlace]:
     """For every value in documents: the fields and the columns that lead to it, and its type."""
     fields = list(fields)
     path, columns = within

@@ -53,7 +53,7 @@ class Fault(NamedTuple):
         self.raises()
 
 
-Plan: TypeAlias = Callable[[int, str, str, int], "Fault | None"]
+FaultPlan: TypeAlias = Callable[[int, str, str, int], "Fault | None"]
 """Called with the call's number (from 1), its name, its path and the bytes that it would write."""
 
 
@@ -71,7 +71,7 @@ def kill_myself() -> NoReturn:
     raise AssertionError("this process is dead")
 
 
-def at_call(number: int, fault: Callable[[int], Fault]) -> Plan:
+def at_call(number: int, fault: Callable[[int], Fault]) -> FaultPlan:
     """A plan that strikes once, at the n-th call; `fault` is told how many bytes that call would write."""
     return lambda call, _name, _path, size: fault(size) if call == number else None
 
@@ -79,7 +79,7 @@ def at_call(number: int, fault: Callable[[int], Fault]) -> Plan:
 class FaultyFiles:
     """Wraps a tree of files, with a plan of what goes wrong."""
 
-    def __init__(self, inner: Files, plan: Plan | None = None, *, syncs: bool = True) -> None:
+    def __init__(self, inner: Files, plan: FaultPlan | None = None, *, syncs: bool = True) -> None:
         self.inner = inner
         self.plan = plan
         self.syncs = syncs  # False: don't wait for the disk, which makes no difference to a killed process

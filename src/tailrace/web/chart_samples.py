@@ -13,13 +13,13 @@ from typing import Any, TypeAlias
 from ..clock import SYSTEM, Clock
 from ..server.http import HttpContent, HttpRequest, http_error
 
-__all__ = ["EVERY_S", "ChartSamples", "Sample"]
+__all__ = ["EVERY_S", "ChartSample", "ChartSamples"]
 
 EVERY_S = 5.0
 _KEPT = 720
 """Samples: an hour of them."""
 
-Sample: TypeAlias = Mapping[str, float | None]
+ChartSample: TypeAlias = Mapping[str, float | None]
 """Figures by name, always the same ones; None where one is not known. Empty before anything is known."""
 
 
@@ -36,7 +36,7 @@ class ChartSamples:
     def _now(self) -> float:
         return round(self._clock.time_ns() / 1e9, 3)
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: ChartSample) -> None:
         """Add a sample of this moment."""
         if sample:
             self._names = ("time", *sample)
@@ -61,7 +61,7 @@ class ChartSamples:
             return http_error(400, "since= takes seconds since 1970")
         return HttpContent.of_json(self.since(moment))
 
-    async def keep(self, sample: Callable[[], Awaitable[Sample]]) -> None:
+    async def keep(self, sample: Callable[[], Awaitable[ChartSample]]) -> None:
         """Take samples until it is cancelled."""
         while True:
             self.add(await sample())

@@ -24,7 +24,7 @@ from ..server.http import (
     is_address,
 )
 from .catalog import FigureSheet
-from .chart_samples import ChartSamples, Sample
+from .chart_samples import ChartSample, ChartSamples
 from .http import Route, connection_handler, exposition, is_open, page_routes, routed
 
 __all__ = ["HttpFigures", "HttpOptions", "HttpThread"]
@@ -53,7 +53,7 @@ class HttpFigures:
     """Called with True for figures of every vbucket, too."""
     why_not_ready: Callable[[], str]
     """Empty if it is ready."""
-    sample: Callable[[], Sample] = dict
+    sample: Callable[[], ChartSample] = dict
     """What the charts of the page draw."""
     samples: ChartSamples = field(default_factory=ChartSamples)
     """Keeps the samples."""
@@ -142,7 +142,7 @@ class HttpThread:
         finally:
             loop.close()
 
-    async def _sample(self) -> Sample:
+    async def _sample(self) -> ChartSample:
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._figures.sample)
 
     def _login(self, authorization: str) -> str | None:

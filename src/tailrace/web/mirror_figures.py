@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..clock import SYSTEM, Clock
 from .catalog import MIRROR, MIRROR_VBUCKETS, FigureSheet
-from .chart_samples import EVERY_S, Sample
+from .chart_samples import EVERY_S, ChartSample
 
 if TYPE_CHECKING:
     from ..spark.rounds.progress import RoundProgress, Standing, TableCounts, TableFigures
@@ -191,7 +191,7 @@ class MirrorFigures:
                 "events": list(self._events),
             }
 
-    def sample(self) -> Sample:
+    def sample(self) -> ChartSample:
         """What the charts draw: the worst lag since the last sample, and the phases of the longest round."""
         with self._lock:
             last = self._last

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..server import stats
 from ..server.http import HttpAnswer, HttpContent, HttpRequest, HttpService, http_error
 from ..server.management import is_host_of, login_of, serve_management
-from .chart_samples import ChartSamples, Sample
+from .chart_samples import ChartSample, ChartSamples
 from .faults import PREFIX as FAULTS
 from .faults import FaultKit
 from .http import Route, exposition, is_open, json_in_steps, page_routes, routed, stepwise
@@ -25,7 +25,7 @@ __all__ = ["keep_samples", "node_service"]
 async def keep_samples(node: Node, samples: ChartSamples) -> None:
     """Take samples of a node for its page until this is cancelled."""
 
-    async def sample() -> Sample:
+    async def sample() -> ChartSample:
         return await stepwise(gather_node_sample(node))
 
     await samples.keep(sample)

@@ -12,7 +12,7 @@ from ..clock import SYSTEM, Clock
 from ..errors import TailraceError
 from ..model import BehindSince
 from .catalog import READER, READER_VBUCKETS, FigureSheet
-from .chart_samples import Sample
+from .chart_samples import ChartSample
 
 if TYPE_CHECKING:
     from ..client.aio import Source
@@ -51,7 +51,7 @@ class ReaderFigures:
         nodes = figures["nodes"].values()
         return "" if any(node["state"] == "open" for node in nodes) else "no node is connected"
 
-    def sample(self) -> Sample:
+    def sample(self) -> ChartSample:
         """What the charts draw."""
         figures = self.stats(_SAMPLE_PATIENCE_S)
         if not figures:

@@ -13,7 +13,7 @@ from tailrace.history import FailoverLog
 from tailrace.model import Position
 from tailrace.protocol.dcp import delivery
 from tailrace.protocol.dcp.reader_stream import ReaderStream
-from tailrace.protocol.dcp.receive_buffer import Block
+from tailrace.protocol.dcp.receive_buffer import ReceiveBlock
 from tailrace.protocol.states import ReaderStreamInput
 from tailrace.wire.codes import Magic
 from tailrace.wire.dcp import DcpMutation, DcpSnapshotMarker, DcpStreamEnd
@@ -76,7 +76,7 @@ def _wire(rng: random.Random, count: int) -> bytes:
 
 
 def _delivered(wire: bytes, count: int, retired: set[int], *, in_stretches: bool) -> Any:
-    block = Block(len(wire))
+    block = ReceiveBlock(len(wire))
     block.view[:] = wire
     frames = scan(block.view)
     assert frames.error is None and frames.used == len(wire)

@@ -41,7 +41,7 @@ from .reader_stream import (
     StreamOpened,
     VBucketFlushed,
 )
-from .receive_buffer import Block
+from .receive_buffer import ReceiveBlock
 
 __all__ = ["ChunkRuns", "ReceivedChunk"]
 
@@ -59,7 +59,7 @@ class ReceivedChunk:
     """Received frames that have not been looked at yet, except those that can't wait."""
 
     frames: ScannedFrames
-    block: Block
+    block: ReceiveBlock
     headers: NDArray[np.void]
     """Of the control frames."""
     ordered: NDArray[np.bool_]

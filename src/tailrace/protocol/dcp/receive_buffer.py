@@ -11,7 +11,7 @@ import numpy as np
 
 from ...wire.header import HEADER_SIZE, MAX_FRAME, frame_size
 
-__all__ = ["BLOCK_BYTES", "Block", "ReceiveBuffer"]
+__all__ = ["BLOCK_BYTES", "ReceiveBlock", "ReceiveBuffer"]
 
 BLOCK_BYTES = 4 << 20
 """Large enough that the cost of a block does not matter, small enough for a processor's cache."""
@@ -19,7 +19,7 @@ _LEAST_ROOM = 64 << 10
 _MAX_SPARE = 2
 
 
-class Block:
+class ReceiveBlock:
     """Memory that is filled from the front."""
 
     __slots__ = ("filled", "users", "view")
@@ -41,9 +41,9 @@ class ReceiveBuffer:
     def __init__(self, block_bytes: int = BLOCK_BYTES, limit: int = MAX_FRAME) -> None:
         self._block_bytes = block_bytes
         self._limit = limit
-        self._block = Block(block_bytes)
+        self._block = ReceiveBlock(block_bytes)
         self._begin = 0
-        self._spare: list[Block] = []
+        self._spare: list[ReceiveBlock] = []
 
     def get_buffer(self) -> memoryview:
         """Where to put the next bytes; never empty."""
@@ -68,13 +68,13 @@ class ReceiveBuffer:
         """What has been received and not taken yet."""
         return self._block.view[self._begin : self._block.filled]
 
-    def take(self, count: int) -> Block:
+    def take(self, count: int) -> ReceiveBlock:
         """Put the first ``count`` pending bytes in use, until `release` gives the block back."""
         self._begin += count
         self._block.users += 1
         return self._block
 
-    def release(self, block: Block) -> None:
+    def release(self, block: ReceiveBlock) -> None:
         """A user is done with its part of a block."""
         block.users -= 1
         if not block.users and block is not self._block:
@@ -88,13 +88,13 @@ class ReceiveBuffer:
         size = needed + _LEAST_ROOM
         if block.users or size > len(block.view):
             fitting = self._spare.pop() if self._spare and size <= self._block_bytes else None
-            self._block = fitting or Block(max(size, self._block_bytes))
+            self._block = fitting or ReceiveBlock(max(size, self._block_bytes))
         self._block.view[:rest] = block.view[begin : block.filled]
         self._block.filled, self._begin = rest, 0
         if block is not self._block and not block.users:
             self._keep(block)
 
-    def _keep(self, block: Block) -> None:
+    def _keep(self, block: ReceiveBlock) -> None:
         """Keep a few free blocks: memory that was touched once is cheaper than new memory."""
         if len(block.view) == self._block_bytes and len(self._spare) < _MAX_SPARE:
             block.filled = 0

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ...frames import Seqnos
 from .clients import TapClient, TapControl, TapCursor
-from .items import Seqnos
 
 __all__ = ["AckLog", "wire_number", "wire_numbers"]
 

@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...frames import Seqnos
 from ...wire.codes import TapConnectFlag
 from ...wire.tap import TAP_TTL
 
 if TYPE_CHECKING:
     from ...store.base import Bucket
-    from .items import Seqnos
     from .producer import TapProducer
 
 __all__ = ["MAX_KEEPALIVE_S", "TapClient", "TapClients", "TapControl", "TapCursor", "TapHops"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...frames import OPCODE_AT, Bytes, Chunk, Offsets, Trait, field_everywhere, frames_of, seqnos_at
+from ...frames import OPCODE_AT, Bytes, Chunk, Offsets, Seqnos, Trait, field_everywhere, frames_of, seqnos_at
 from ...wire.codes import DcpOpcode, TapConnectFlag, TapFlag
 from ...wire.dcp import MUTATION
 from ...wire.header import HEADER_LAYOUT
@@ -28,9 +28,8 @@ from ..dcp.reframing import (
 from ..dcp.shaping import Shaper
 from ..stream_filter import StreamFilter
 
-__all__ = ["Seqnos", "TapBatch", "TapShaper", "Ttls"]
+__all__ = ["TapBatch", "TapShaper", "Ttls"]
 
-Seqnos = npt.NDArray[np.uint64]
 Ttls = Callable[[int, Seqnos], "npt.NDArray[np.uint8] | None"]
 """The TTLs to send the changes of a vbucket with; None: all were made here."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...history import Action, FailoverLog
+from ...history import FailoverLog, RestartAction
 from ...model import Position
 from ...table.contract import Table
 from .planning import decide
@@ -20,7 +20,7 @@ class VBucketForecast:
     """What would happen to one vbucket."""
 
     vbucket: int
-    action: Action
+    action: RestartAction
     held: Position
     position: Position
     """Where it goes on."""
@@ -49,13 +49,13 @@ class VBucketForecast:
     def __str__(self) -> str:
         where = f"vbucket {self.vbucket}: "
         match self.action:
-            case Action.RESUME:
+            case RestartAction.RESUME:
                 what = f"resume at {self.held.seqno}" if self.held.seqno else "resume, it is empty"
-            case Action.BACKFILL:
+            case RestartAction.BACKFILL:
                 what = "backfill"
-            case Action.ROLL_BACK:
+            case RestartAction.ROLL_BACK:
                 what = f"roll back to {self.position.seqno} (from {self.held.seqno}, version {self.version})"
-            case Action.START_OVER:
+            case RestartAction.START_OVER:
                 what = f"start over (from {self.held.seqno})"
         return f"{where}{what}, {self.changes} to read"
 

@@ -69,18 +69,18 @@ class Jobs(Protocol):
         ...
 
 
-_Told = set[tuple[int, int]]
+_RunPieces = set[tuple[int, int]]
 """Pairs of a run and a piece of it."""
 
 
 class _DonePieces:
     """The tasks' end of the accumulator: which pieces of which run are done."""
 
-    def zero(self, _value: _Told) -> _Told:
+    def zero(self, _value: _RunPieces) -> _RunPieces:
         return set()
 
-    def addInPlace(self, told: _Told, more: _Told) -> _Told:
-        return told | more
+    def addInPlace(self, done: _RunPieces, more: _RunPieces) -> _RunPieces:
+        return done | more
 
 
 class _Listener(_DonePieces):
@@ -92,12 +92,12 @@ class _Listener(_DonePieces):
     def __reduce__(self) -> tuple[Any, ...]:
         return _DonePieces, ()  # for the tasks
 
-    def addInPlace(self, told: _Told, more: _Told) -> _Told:
+    def addInPlace(self, done: _RunPieces, more: _RunPieces) -> _RunPieces:
         for run, number in more:
             on_done = self.waiting.get(run)  # None if the attempt of a lost executor ends late
             if on_done is not None:
                 on_done(number)
-        return told
+        return done
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class _Task:
     pieces: tuple[bytes, ...]
     """Each pickled separately, so a task unpickles only its own."""
     run: int = 0
-    done: Accumulator[_Told] | None = None
+    done: Accumulator[_RunPieces] | None = None
 
     def answers(self, numbers: Iterable[int]) -> Iterator[bytes]:
         """For an RDD."""
@@ -166,7 +166,7 @@ class SparkJobs:
         self._groups: list[str] = []
         """Job groups of what runs now."""
         self._listener = _Listener()
-        self._done: Accumulator[_Told] | None = None
+        self._done: Accumulator[_RunPieces] | None = None
         self._context: SparkContext | None = None
         with suppress(Exception):  # remote sessions have none
             self._context = spark.sparkContext
@@ -235,9 +235,9 @@ class SparkJobs:
                 for name, value in before.items():
                     context.setLocalProperty(name, cast(str, value))
 
-    def _accumulator(self, context: SparkContext) -> Accumulator[_Told]:
+    def _accumulator(self, context: SparkContext) -> Accumulator[_RunPieces]:
         if self._done is None:  # one for all runs, since Spark never frees an accumulator
-            self._done = context.accumulator(set(), cast("AccumulatorParam[_Told]", self._listener))
+            self._done = context.accumulator(set(), cast("AccumulatorParam[_RunPieces]", self._listener))
         return self._done
 
     def is_waiting(self) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
 
-from ...history import Action, FailoverLog, plan
+from ...history import FailoverLog, RestartAction, plan
 from ...model import Position
 from ...table.contract import TableVersion
 from .bucket import BucketState
@@ -47,7 +47,7 @@ class Held(Protocol):
 class Decision:
     """What happens to one vbucket of one table."""
 
-    action: Action
+    action: RestartAction
     held: Position
     request: Position
     """Where it goes on, with a vb_uuid that the bucket knows."""
@@ -111,13 +111,15 @@ class RoundPlan:
         return {
             v: decision
             for v, decision in self.decisions[table].items()
-            if decision.action is Action.ROLL_BACK
+            if decision.action is RestartAction.ROLL_BACK
         }
 
     def starting_over(self, table: int) -> frozenset[int]:
         """VBuckets of a table that begin again with nothing."""
         decisions = self.decisions[table].items()
-        return frozenset(vbucket for vbucket, decision in decisions if decision.action is Action.START_OVER)
+        return frozenset(
+            vbucket for vbucket, decision in decisions if decision.action is RestartAction.START_OVER
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -142,11 +144,11 @@ def decide(
     """
     held = table.current.position(vbucket) if held is None else held
     if not held.seqno:  # nothing is held that could be taken back; many vbuckets stay empty forever
-        action = Action.BACKFILL if high_seqno else Action.RESUME
+        action = RestartAction.BACKFILL if high_seqno else RestartAction.RESUME
         return Decision(action, held, Position.BEGINNING)
     is_on_newest = 0 < held.seqno <= high_seqno and held.vb_uuid == log.newest.vb_uuid
     if is_on_newest and refused is None and held.seqno >= purge_seqno:
-        return Decision(Action.RESUME, held, held)  # the usual case: no need to look at the past
+        return Decision(RestartAction.RESUME, held, held)  # the usual case: no need to look at the past
     ways_back: list[tuple[int, Position]] = []
 
     def earlier() -> Iterator[Position]:
@@ -158,9 +160,9 @@ def decide(
         held, None, producer_log=log, high_seqno=high_seqno, purge_seqno=purge_seqno, earlier=earlier()
     )
     if refused is not None and decided.request == refused and refused.seqno:
-        return Decision(Action.START_OVER, held, Position.BEGINNING)
+        return Decision(RestartAction.START_OVER, held, Position.BEGINNING)
     version = None
-    if decided.action is Action.ROLL_BACK:
+    if decided.action is RestartAction.ROLL_BACK:
         version = next(number for number, position in ways_back if position == decided.base)
     return Decision(decided.action, held, decided.request, version)
 
@@ -196,10 +198,10 @@ def plan_round(
         for index, table in enumerate(tables):
             stand = stands[index].get(vbucket, Position.BEGINNING)
             if vbucket in anew:
-                decision = Decision(Action.START_OVER, stand, Position.BEGINNING)
+                decision = Decision(RestartAction.START_OVER, stand, Position.BEGINNING)
             else:
                 decision = decide(table, vbucket, log, high, refused=refused.get(vbucket), held=stand)
-            if decision.action in (Action.ROLL_BACK, Action.START_OVER):
+            if decision.action in (RestartAction.ROLL_BACK, RestartAction.START_OVER):
                 decisions[index][vbucket] = decision
             starts.append(decision.request)
         start = min(starts, key=lambda position: position.seqno)

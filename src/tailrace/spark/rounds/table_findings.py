@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ...client.doctor.examination import BucketFacts
 from ...client.doctor.findings import Finding, error, numbers, ok, warning
 from ...clock import SYSTEM, Clock
-from ...history import Action
+from ...history import RestartAction
 from ...table.contract import Table
 from .forecast import VBucketForecast, forecast
 from .same_bucket import UUID, is_replaced
@@ -58,8 +58,8 @@ def examine_table(table: Table, bucket: str, facts: BucketFacts, clock: Clock = 
 
 
 def _examine_plans(table: Table, plans: list[VBucketForecast]) -> Iterator[Finding]:
-    back = [plan.vbucket for plan in plans if plan.action is Action.ROLL_BACK]
-    over = [plan.vbucket for plan in plans if plan.action is Action.START_OVER]
+    back = [plan.vbucket for plan in plans if plan.action is RestartAction.ROLL_BACK]
+    over = [plan.vbucket for plan in plans if plan.action is RestartAction.START_OVER]
     to_read = sum(plan.changes for plan in plans)
     if back:
         yield warning(
@@ -75,7 +75,7 @@ def _examine_plans(table: Table, plans: list[VBucketForecast]) -> Iterator[Findi
         )
     if not back and not over:
         counts = Counter(plan.action for plan in plans)
-        resumed = counts[Action.RESUME] + counts[Action.BACKFILL]
+        resumed = counts[RestartAction.RESUME] + counts[RestartAction.BACKFILL]
         yield ok(
             "table",
             f"version {table.version}: {resumed} vbuckets continue as they are, {to_read:,} changes to read",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ...history import Action
+from ...history import RestartAction
 from ...model import Position
 from ...table.contract import Table
 from ...table.rows import DELETED
@@ -112,7 +112,7 @@ def _floors(
     floors = {}
     for vbucket, span in ranges.items():
         decision = decisions.get(vbucket)
-        if decision is not None and decision.action is Action.START_OVER:
+        if decision is not None and decision.action is RestartAction.START_OVER:
             continue
         stand = held.get(vbucket, Position.BEGINNING) if decision is None else decision.request
         if stand.seqno > span.start.seqno:

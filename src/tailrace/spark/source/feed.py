@@ -17,7 +17,7 @@ from ...client.tls import TlsOptions
 from ...columns.row_kinds import ROLLBACK, kind_of, no_rows
 from ...connstr import ConnectionString, parse
 from ...errors import ChangesTakenBack, DataLoss, UsageError
-from ...history import Action, FailoverLog, plan, rollback_seqno
+from ...history import FailoverLog, RestartAction, plan, rollback_seqno
 from ...model import MAX_U64, Position
 from .options import Options
 from .selection import Selection
@@ -170,7 +170,7 @@ def refuse_loss(
             # but after a purge the position is still on a branch that it has.
             log = log_of(vbucket)
             is_purged = log is not None and (
-                plan(before, None, producer_log=log, high_seqno=MAX_U64).action is Action.RESUME
+                plan(before, None, producer_log=log, high_seqno=MAX_U64).action is RestartAction.RESUME
             )
             if is_purged:
                 raise DataLoss(

@@ -73,7 +73,7 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-class Offsets(dict[int, Position]):
+class GivenOffsets(dict[int, Position]):
     """Positions that somebody gave."""
 
     def __init__(self, positions: Mapping[int, Position], bucket: str | None) -> None:
@@ -101,12 +101,12 @@ def _ops(text: str) -> tuple[str, ...]:
     return names
 
 
-def _offsets(text: str) -> str | Offsets:
+def _offsets(text: str) -> str | GivenOffsets:
     word = _PLACES.get(text.lower(), text.lower())
     if word in ("earliest", "latest"):
         return word
     try:
-        return Offsets(*parse_offsets(text))
+        return GivenOffsets(*parse_offsets(text))
     except UsageError as error:
         raise ValueError(f"must be earliest, latest or offsets as the stream reports them: {error}") from None
 
@@ -394,7 +394,7 @@ def parse_options(given: Mapping[str, str]) -> Options:
     if values["bucket"] is None:
         values["bucket"] = where.bucket
     for name in ("starting_offsets", "ending_offsets"):
-        if isinstance(values[name], Offsets) and values[name].bucket not in (None, values["bucket"]):
+        if isinstance(values[name], GivenOffsets) and values[name].bucket not in (None, values["bucket"]):
             raise UsageError(
                 f"the offsets are of bucket {values[name].bucket!r}, but {values['bucket']!r} is to be read"
             )
