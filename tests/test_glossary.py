@@ -7,6 +7,8 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 from syntax_trees import parse
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -14,13 +16,25 @@ SOURCE = ROOT / "src" / "tailrace"
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
 
 
+def class_name_of(node: ast.AST) -> str | None:
+    """The class or type alias that a statement defines, if it defines one."""
+    match node:
+        case ast.ClassDef(name=name):
+            return name
+        case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Name(id="TypeAlias")):
+            return name
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Name() | ast.Subscript() | ast.BinOp()):
+            return name if re.fullmatch(r"_?[A-Z]\w*[a-z]\w*", name) else None
+    return None
+
+
 def defined_twice(modules: dict[str, str]) -> dict[str, list[str]]:
-    """The class names that more than one class statement defines, with their modules."""
+    """The names that more than one class or type alias has, with their modules."""
     places: dict[str, list[str]] = defaultdict(list)
     for module, code in modules.items():
         for node in ast.walk(parse(code)):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(module)
+            if (name := class_name_of(node)) is not None:
+                places[name].append(module)
     return {name: sorted(where) for name, where in places.items() if len(where) > 1}
 
 
@@ -36,6 +50,21 @@ def test_a_class_name_is_defined_once() -> None:
 def test_a_second_definition_is_noticed() -> None:
     modules = {"a.py": "class Chunk: pass", "b.py": "def f():\n class Chunk: pass\nclass Other: pass"}
     assert defined_twice(modules) == {"Chunk": ["a.py", "b.py"]}
+
+
+@pytest.mark.parametrize(
+    "alias",
+    ["Chunk: TypeAlias = 'bytes | None'", "Chunk = dict[str, int]", "Chunk = int | str", "Chunk = Other"],
+)
+def test_an_alias_is_a_second_definition(alias: str) -> None:
+    assert defined_twice({"a.py": "class Chunk: pass", "b.py": alias}) == {"Chunk": ["a.py", "b.py"]}
+
+
+def test_a_value_is_no_definition() -> None:
+    assert (
+        defined_twice({"a.py": "CHUNK = Other\nT = TypeVar('T')", "b.py": "CHUNK = Other\nT = TypeVar('T')"})
+        == {}
+    )
 
 
 def words() -> list[tuple[str, str]]:
