@@ -14,7 +14,7 @@ from tailrace.client import changes as making
 from tailrace.client.catalog import Catalog
 from tailrace.client.changes import MadeChanges
 from tailrace.client.events import Deletion, Mutation, Rollback, SeqnoAdvanced
-from tailrace.client.portion import Portion, Told
+from tailrace.client.portion import EventBetween, Portion
 from tailrace.client.progress import Progress
 from tailrace.client.retry import Backoff
 from tailrace.columns.scanner import scan
@@ -173,7 +173,7 @@ def test_a_change_that_cannot_be_made_is_not_taken_nor_what_follows(
     delivery = delivery_of([marker(0, 0, 9), *messages], streams)
     progress = {0: Progress(streams[0], Backoff(random.Random(0)))}
     portion = Portion(None, delivery, progress, Catalog("default"))  # type: ignore[arg-type]
-    portion.told.append(Told(told_at, SeqnoAdvanced(0, 70, 0, (0, 0))))
+    portion.between.append(EventBetween(told_at, SeqnoAdvanced(0, 70, 0, (0, 0))))
     events, handed = portion.events(), []
     with pytest.raises(TailraceError):
         handed.extend(events)
@@ -192,7 +192,7 @@ def test_a_portion_knows_what_the_application_has(taken: int) -> None:
     delivery = delivery_of(messages, streams)
     progress = {vb: Progress(stream, Backoff(random.Random(0))) for vb, stream in streams.items()}
     portion = Portion(None, delivery, progress, Catalog("default"))  # type: ignore[arg-type]
-    portion.told.append(Told(3, Rollback(1, 71, 0), Position.BEGINNING))
+    portion.between.append(EventBetween(3, Rollback(1, 71, 0), Position.BEGINNING))
     events = portion.events()
     handed = [next(events) for _ in range(taken)]
     portion.settle()

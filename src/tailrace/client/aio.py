@@ -288,7 +288,7 @@ class Source:
                 raise
             self._connections.flush()
             if portion is not None:
-                if portion.told:
+                if portion.between:
                     self._turn_soon()
                 self._portion = portion
             if self._group is None:  # a group saves them itself

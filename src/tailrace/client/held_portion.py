@@ -114,7 +114,7 @@ class HeldPortion:
         portion = self._portion
         assert portion is not None
         self._portion = self._observe_at = None
-        for vbucket in {*portion.ends, *(told.event.vbucket for told in portion.told)}:
+        for vbucket in {*portion.ends, *(placed.event.vbucket for placed in portion.between)}:
             self._undo(self._progress[vbucket], portion)
         portion.link.discard()
         return portion

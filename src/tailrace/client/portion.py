@@ -66,7 +66,7 @@ def end_reason(status: int) -> str:
         return f"status_{status}"
 
 
-class Told(NamedTuple):
+class EventBetween(NamedTuple):
     """An event between two changes."""
 
     row: int
@@ -94,7 +94,7 @@ class Portion:
     ) -> None:
         self.link = link
         self.delivery = delivery
-        self.told: list[Told] = []
+        self.between: list[EventBetween] = []
         self.ends = {run.stream.vbucket: run.stream.position for run in delivery.runs}
         """The position of each vbucket once the application has the whole portion."""
         self.left_out = 0
@@ -116,7 +116,7 @@ class Portion:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing in it for the application, not even a position."""
-        return not self.row_count and not self.told and not self.left_out
+        return not self.row_count and not self.between and not self.left_out
 
     def log_of(self, vbucket: int) -> FailoverLog | None:
         """The failover log that came with a vbucket's stream."""
@@ -146,7 +146,7 @@ class Portion:
             case StreamEnded() if is_done:
                 event = StreamEnd(vbucket, end_reason(what.status))
         if event is not None:
-            self.told.append(Told(control.row, event, position))
+            self.between.append(EventBetween(control.row, event, position))
 
     def leave_out(self) -> None:
         """Remove the changes that the reading leaves out. Call it after every `tell`: events name
@@ -205,23 +205,27 @@ class Portion:
         own = np.array([run.stream.vbucket == vbucket for run in runs], dtype=bool)[delivery.run_of]
         rows = np.flatnonzero(own)
         seqnos = delivery.chunk.frames.seqno[delivery.rows][rows]
-        own_told = [told for told in self.told if told.event.vbucket == vbucket]
+        own_events = [placed for placed in self.between if placed.event.vbucket == vbucket]
         is_one_history = all(
-            told.row <= rows[0] for told in own_told if len(rows) and isinstance(told.event, Rollback | Flush)
+            placed.row <= rows[0]
+            for placed in own_events
+            if len(rows) and isinstance(placed.event, Rollback | Flush)
         )
         # up to the first that is above: seqnos rise only along one history
         kept = int(np.argmax(seqnos > keep_to)) if (seqnos > keep_to).any() else len(rows)
         if not (kept and is_one_history):
             base = next((run.base for run in runs if run.stream.vbucket == vbucket), None)
-            rollbacks = (told.event for told in own_told if isinstance(told.event, Rollback))
+            rollbacks = (placed.event for placed in own_events if isinstance(placed.event, Rollback))
             undo_to = next((rollback.seqno for rollback in rollbacks), None)
-            self.told = [told for told in self.told if told.event.vbucket != vbucket]
+            self.between = [placed for placed in self.between if placed.event.vbucket != vbucket]
             self._keep(np.flatnonzero(~own))
             self.ends.pop(vbucket, None)
             return base, undo_to
         last = int(rows[kept - 1])
         position = runs[delivery.run_of[last]].position_at(int(seqnos[kept - 1]))
-        self.told = [told for told in self.told if told.event.vbucket != vbucket or told.row <= last]
+        self.between = [
+            placed for placed in self.between if placed.event.vbucket != vbucket or placed.row <= last
+        ]
         own[: last + 1] = False
         self._keep(np.flatnonzero(~own))
         self.ends[vbucket] = position
@@ -232,7 +236,9 @@ class Portion:
         delivery = self.delivery
         delivery.rows = np.arange(len(delivery.chunk.frames))[delivery.rows][kept]
         delivery.run_of = delivery.run_of[kept]
-        self.told = [told._replace(row=int(np.searchsorted(kept, told.row))) for told in self.told]
+        self.between = [
+            placed._replace(row=int(np.searchsorted(kept, placed.row))) for placed in self.between
+        ]
 
     # one change after the other
 
@@ -244,7 +250,7 @@ class Portion:
         self._changes = MadeChanges(self.delivery)
         changes = iter(self._changes)
         # an event at a row comes before a snapshot that begins there: the sort is stable
-        stops: list[Told | SnapshotChange] = [*self.told, *self._new_snapshots()]
+        stops: list[EventBetween | SnapshotChange] = [*self.between, *self._new_snapshots()]
         stops.sort(key=lambda stop: stop.row)
         at = 0
         for stop in stops:
@@ -253,7 +259,7 @@ class Portion:
                 at = stop.row
                 if self._changes.taken < at:
                     return  # one could not be made, and nothing may follow it
-            if isinstance(stop, Told):
+            if isinstance(stop, EventBetween):
                 yield (self._say(stop),)
             elif stop.last >= self._undone_from.get(stop.vbucket, 0):
                 self._progress[stop.vbucket].delivered_up_to(stop.position)
@@ -285,19 +291,19 @@ class Portion:
             if first[index] >= 0:  # a run without rows has only messages that are not changes
                 yield index, int(first[index]), int(last[index])
 
-    def _say(self, told: Told) -> Event:
-        event = told.event
+    def _say(self, placed: EventBetween) -> Event:
+        event = placed.event
         if isinstance(event, Rollback | Flush):
             self.settle()
-            self._undone_from[event.vbucket] = told.row
+            self._undone_from[event.vbucket] = placed.row
             if isinstance(event, Flush):
                 self._progress[event.vbucket].rolled_back(0, Position.BEGINNING)
             else:
-                assert told.position is not None
-                self._progress[event.vbucket].rolled_back(event.seqno, told.position)
-        elif told.position is not None:
+                assert placed.position is not None
+                self._progress[event.vbucket].rolled_back(event.seqno, placed.position)
+        elif placed.position is not None:
             self.settle()  # records the position before the snapshot that is whole now
-            self._progress[event.vbucket].delivered_up_to(told.position)
+            self._progress[event.vbucket].delivered_up_to(placed.position)
         return event
 
     def settle(self) -> None:
@@ -320,13 +326,13 @@ class Portion:
             raise UsageError("sync_replication is for changes(): a batch has no prepares and commits")
         ends = self._snapshot_ends() if by_snapshot else []
         first = 0
-        for told in self.told:
-            if isinstance(told.event, Rollback | Flush | SystemEvent):
-                if told.row > first:
-                    yield from self._batches(first, told.row, ends, no_value=no_value)
-                    first = told.row
+        for placed in self.between:
+            if isinstance(placed.event, Rollback | Flush | SystemEvent):
+                if placed.row > first:
+                    yield from self._batches(first, placed.row, ends, no_value=no_value)
+                    first = placed.row
                 self.settle()
-                yield _row(self._say(told), self._catalog.names)
+                yield _row(self._say(placed), self._catalog.names)
         if first < self.row_count:
             yield from self._batches(first, self.row_count, ends, no_value=no_value)
 

@@ -107,7 +107,7 @@ def _read_once(
     try:
         with closing(source.portions(dict(stands), ends, vbuckets=list(left))) as portions:
             for portion in portions:
-                events = [told.event for told in portion.told]
+                events = [placed.event for placed in portion.between]
                 back = {event.vbucket for event in events if isinstance(event, Rollback | Flush)}
                 back &= waited_for
                 for vbucket in back:

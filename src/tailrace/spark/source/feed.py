@@ -266,9 +266,9 @@ class Feed:
         of the spool is full: uncut ones would leave segments, and so batches, short.
         """
         back = {
-            told.event.vbucket: told.position
-            for told in portion.told
-            if isinstance(told.event, Rollback) and told.position is not None
+            placed.event.vbucket: placed.position
+            for placed in portion.between
+            if isinstance(placed.event, Rollback) and placed.position is not None
         }
         # The log comes with the portion: asking for it might have to wait until this portion is taken.
         refuse_loss(self._options, portion.log_of, self._latest, {v: at.seqno for v, at in back.items()})
