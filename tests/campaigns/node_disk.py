@@ -15,7 +15,7 @@ from tailrace.store import log as store_log
 from tailrace.store import recovery
 from tailrace.store.bucket import EngineBucket
 from tailrace.store.format import BATCH
-from tailrace.store.log import Batch, LogWriter
+from tailrace.store.log import LogBatch, LogWriter
 
 __all__ = ["BUGS", "play_disk"]
 
@@ -31,7 +31,7 @@ def play_disk(seed: int) -> Tally:
 def _committing(sync: Callable[[LogWriter], None], *, first: bool = False) -> AbstractContextManager[Any]:
     """A log writer that goes about its sync in another way."""
 
-    def commit(self: LogWriter, batch: Batch) -> None:
+    def commit(self: LogWriter, batch: LogBatch) -> None:
         if first:
             sync(self)
         for parts in batch.encode(self.next_batch, self._salt):
@@ -71,7 +71,7 @@ def _second_sync_counts() -> AbstractContextManager[Any]:
 def _no_checksum_of_the_tail() -> AbstractContextManager[Any]:
     original = store_log._decode
 
-    def decode(data: bytes, at: int, end: int, salt: int) -> Batch | None:
+    def decode(data: bytes, at: int, end: int, salt: int) -> LogBatch | None:
         batch = original(data, at, end, salt)
         if batch is not None:
             return batch

@@ -11,7 +11,7 @@ import pytest
 from server.serverkit import Bench, ask
 from tailrace.server.bucket import run_inline
 from tailrace.server.session import Session
-from tailrace.store.log import Batch
+from tailrace.store.log import LogBatch
 from tailrace.wire import kv
 from tailrace.wire.codes import OpenFlag, Status
 from tailrace.wire.dcp import DcpOpen, DcpStreamRequest
@@ -61,7 +61,7 @@ def test_a_disk_that_refuses_is_left_alone_until_its_time_comes(monkeypatch: pyt
 
     refused = []
 
-    def refuse(batch: Batch) -> None:
+    def refuse(batch: LogBatch) -> None:
         refused.append(batch)
         raise OSError(28, "No space left on device")
 
@@ -85,7 +85,7 @@ def test_a_disk_that_refuses_for_long_is_told_of_once(monkeypatch: pytest.Monkey
     store, events = bench.engine.buckets["default"], bench.node.events
     reason = OSError(28, "No space left on device")
 
-    def refuse(batch: Batch) -> None:
+    def refuse(batch: LogBatch) -> None:
         raise reason
 
     def tries(count: int) -> None:
@@ -117,7 +117,7 @@ def test_trouble_is_not_over_because_nothing_is_written_any_more(monkeypatch: py
     session = bench.session()
     store, events = bench.engine.buckets["default"], bench.node.events
 
-    def refuse(batch: Batch) -> None:
+    def refuse(batch: LogBatch) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:

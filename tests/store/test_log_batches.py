@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from tailrace.large_bytes import LARGE_BYTES
 from tailrace.store import log
-from tailrace.store.log import Batch, LoggedColumns
+from tailrace.store.log import LogBatch, LoggedColumns
 from tailrace.wire.dcp import DcpMutation
 
 
-def encoded(frames: list[bytes], piece_bytes: int) -> tuple[list[int], bytes, Batch]:
-    batch = Batch(frames=list(frames), notes=list(range(len(frames))), meta={"a": 1}, cas_ceiling=7)
+def encoded(frames: list[bytes], piece_bytes: int) -> tuple[list[int], bytes, LogBatch]:
+    batch = LogBatch(frames=list(frames), notes=list(range(len(frames))), meta={"a": 1}, cas_ceiling=7)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(log, "PIECE_BYTES", piece_bytes)
         pieces = [b"".join(map(bytes, parts)) for parts in batch.encode(3, 99)]
@@ -46,7 +46,7 @@ def test_a_large_frame_is_written_as_it_is() -> None:
     small = DcpMutation(by_seqno=1, rev_seqno=1, key=b"\0k", value=b"v").encode()
     large = DcpMutation(by_seqno=2, rev_seqno=1, key=b"\0k", value=bytes(LARGE_BYTES)).encode()
     frames = [small, large, large, small, small]
-    batch = Batch(frames=frames, notes=[0] * 5)
+    batch = LogBatch(frames=frames, notes=[0] * 5)
     pieces = [part for parts in batch.encode(3, 99) for part in parts]
     assert sum(piece is large for piece in pieces) == 2
     _, whole, _ = encoded(frames, 1 << 30)

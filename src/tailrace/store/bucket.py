@@ -20,7 +20,7 @@ from .base import Job, StoreSettings
 from .bucket_metadata import BucketMetadata
 from .collections import Manifest
 from .journal import CommitJob, HybridClock
-from .log import Batch
+from .log import LogBatch
 from .recovery import recover
 from .rewriting_after_loss import rewrite_what_is_left
 from .sealing import SealedStore
@@ -322,7 +322,7 @@ class EngineBucket(SealedStore):
             job.finish()
 
     def _new_commit(self, meta: dict[str, Any], *, take_changes: bool, exact_cas: bool = False) -> CommitJob:
-        batch = Batch(meta={**self.metadata.take(), **meta})
+        batch = LogBatch(meta={**self.metadata.take(), **meta})
         if take_changes:
             batch.frames, batch.notes = self.queue.take()
         # While changes stay queued, the metadata might refer to some that are not on disk.

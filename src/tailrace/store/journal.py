@@ -14,7 +14,7 @@ from ..errors import StoreError, reason_of
 from ..files import Files
 from ..model import MAX_CLOCK_CAS
 from .format import LOG
-from .log import Batch, LogHeader, LogWriter, log_name
+from .log import LogBatch, LogHeader, LogWriter, log_name
 from .synced_file import Mark, SyncedFile
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Journal:
         self.number, self.valid_bytes, self.next_batch = number, valid_bytes, next_batch
         self._highest = max(highest, number)
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: LogBatch) -> None:
         """Make a batch durable, or raise OSError; then the next batch goes to a new log."""
         try:
             writer = self._writer or self._start()
@@ -206,7 +206,7 @@ class CommitJob(BaseJob):
     """A group commit. It has its own copy of everything, so that writers can go on meanwhile."""
 
     def __init__(
-        self, bucket: EngineBucket, batch: Batch, meta_of: list[History], rotate: dict[str, Any] | None
+        self, bucket: EngineBucket, batch: LogBatch, meta_of: list[History], rotate: dict[str, Any] | None
     ) -> None:
         super().__init__()
         self.batch = batch

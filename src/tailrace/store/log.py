@@ -40,7 +40,7 @@ from .format import (
 )
 
 __all__ = [
-    "Batch",
+    "LogBatch",
     "LogHeader",
     "LogWriter",
     "LoggedColumns",
@@ -77,7 +77,7 @@ class LoggedColumns(NamedTuple):
 
 
 @dataclass(slots=True)
-class Batch:
+class LogBatch:
     """What one sync makes durable: frames of any vbuckets, and metadata that holds after them."""
 
     frames: list[bytes] = field(default_factory=list)
@@ -166,7 +166,7 @@ class LogWriter:
         files.sync_directory(directory)
         self.valid_bytes = self._file.size
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: LogBatch) -> None:
         """Append and sync. After an OSError this writer can't be used any more; `valid_bytes` stays what was
         synced.
         """
@@ -192,7 +192,7 @@ def log_header(file: File) -> LogHeader | None:
     return LogHeader(*fields)
 
 
-def read_log(file: File, header: LogHeader, valid_bytes: int | None) -> Iterator[tuple[int, Batch]]:
+def read_log(file: File, header: LogHeader, valid_bytes: int | None) -> Iterator[tuple[int, LogBatch]]:
     """The batches of a log, each with the offset behind it.
 
     `valid_bytes` is what the next log says about this one; None for the newest, whose last batch may be torn.
@@ -240,7 +240,7 @@ def _has_batch_after(data: bytes, at: int, salt: int, number: int) -> bool:
     return False
 
 
-def _decode(data: bytes, at: int, end: int, salt: int) -> Batch | None:
+def _decode(data: bytes, at: int, end: int, salt: int) -> LogBatch | None:
     """The batch between two offsets, or None if its body is not what was written."""
     _, _, _, cas_ceiling, count, meta_bytes, frame_bytes, crc = BATCH.unpack_from(data, at)
     with memoryview(data) as view:
@@ -253,4 +253,4 @@ def _decode(data: bytes, at: int, end: int, salt: int) -> Batch | None:
     ends = (np.cumsum(lengths, dtype=np.int64) + at).tolist()
     frames = [data[start:stop] for start, stop in zip([at, *ends], ends, strict=False)]
     meta = json.loads(data[at + frame_bytes : at + frame_bytes + meta_bytes]) if meta_bytes else {}
-    return Batch(frames, notes, meta, cas_ceiling)
+    return LogBatch(frames, notes, meta, cas_ceiling)

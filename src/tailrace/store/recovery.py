@@ -17,7 +17,7 @@ from ..files import File
 from ..history import FailoverLog
 from .accepted_losses import LossPolicy, lost, set_aside
 from .format import LOG, vbucket_of
-from .log import Batch, LogHeader, log_header, log_name, log_number, read_log
+from .log import LogBatch, LogHeader, log_header, log_name, log_number, read_log
 from .manifest_file import MANIFEST
 from .segment import Segment, segment_name, segment_number
 from .synced_file import SYNCED
@@ -181,7 +181,7 @@ def _log_chain(bucket: EngineBucket, sealed_log: int, policy: LossPolicy) -> lis
     return chain
 
 
-def _replay(bucket: EngineBucket, batch: Batch) -> None:
+def _replay(bucket: EngineBucket, batch: LogBatch) -> None:
     """Redo what was done when the batch was written: a rollback, changes, then what holds after them."""
     meta = batch.meta
     metas: dict[str, dict[str, Any]] = meta.get("vbuckets", {})
@@ -213,7 +213,7 @@ def _replay(bucket: EngineBucket, batch: Batch) -> None:
     bucket.metadata.take_json(meta)
 
 
-def _by_vbucket(batch: Batch) -> dict[int, tuple[list[bytes], list[int]]]:
+def _by_vbucket(batch: LogBatch) -> dict[int, tuple[list[bytes], list[int]]]:
     by_vbucket: dict[int, tuple[list[bytes], list[int]]] = {}
     for frame, note in zip(batch.frames, batch.notes, strict=True):
         where = vbucket_of(frame)
