@@ -353,7 +353,7 @@ def test_removed_files_stay_for_readers(tmp_path: Path) -> None:
     check_rows(table, mirror.rows)
 
 
-def test_kept_manifests_that_are_damaged_cost_ways_back_only(tmp_path: Path) -> None:
+def test_version_files_that_are_damaged_cost_ways_back_only(tmp_path: Path) -> None:
     clock = real_clock()
     table = make(tmp_path / "t", clock, every=5)
     mirror = NaiveMirror(table)
@@ -361,10 +361,10 @@ def test_kept_manifests_that_are_damaged_cost_ways_back_only(tmp_path: Path) -> 
         clock.advance(60)
         mirror.change(keys(range(5)))
         table.maintain()
-    manifests = [file.path for file in table.store.list("_tailrace")]
-    assert len(manifests) > 5
-    table.store.put(manifests[3], b"garbage")
-    table.store.delete([manifests[4]])
+    version_files = [file.path for file in table.store.list("_tailrace")]
+    assert len(version_files) > 5
+    table.store.put(version_files[3], b"garbage")
+    table.store.delete([version_files[4]])
     again = DeltaMirrorTable.open(table.uri, clock=clock, undo=NO_LIMIT)
     vbucket = next(iter(mirror.seqnos))
     fewer = {version for version, _ in again.lineage(vbucket)}

@@ -1,7 +1,7 @@
 """Cleaning: removes versions that are no longer kept, log files that no kept version needs, and data files
 and vectors that no version names.
 
-The order makes it safe to be killed anywhere: a version gets its manifest before its part of the log goes,
+The order makes it safe to be killed anywhere: a version gets its file before its part of the log goes,
 and a file goes only when no kept version names it. Files are listed before the newest commits are read, so a
 file is never taken for waste because its commit came in between.
 """
@@ -21,9 +21,9 @@ from .state import TableState
 from .undo import (
     MINUTE_MS,
     SAFE_MS,
-    Manifests,
     UndoHistory,
     UndoPolicy,
+    VersionFiles,
     kept_versions,
 )
 from .vectors import vector_path
@@ -61,10 +61,10 @@ class _Waste:
 class Cleaner:
     """Cleans one table, a bounded piece at a time."""
 
-    def __init__(self, log: DeltaLog, manifests: Manifests, policy: UndoPolicy, clock: Clock) -> None:
+    def __init__(self, log: DeltaLog, version_files: VersionFiles, policy: UndoPolicy, clock: Clock) -> None:
         self._log = log
         self._store: TableStore = log.store
-        self._manifests = manifests
+        self._version_files = version_files
         self._policy = policy
         self._clock = clock
         self._cleaned_at: float | None = None
@@ -90,7 +90,7 @@ class Cleaner:
         listed = _by_our_clock(listed, history)
         sizes = {file.path: file.size for file in listed}
         kept, undo_bytes = self._kept(state, history, sizes, now_ms)
-        log_files, manifests, cut, more = self._log_plan(state, history, listed, kept, now_ms)
+        log_files, dropped_versions, cut, more = self._log_plan(state, history, listed, kept, now_ms)
         waste = self._waste(
             state,
             history,
@@ -105,7 +105,7 @@ class Cleaner:
         report = MaintenanceReport(
             checkpoint=checkpoint,
             versions_kept=len(kept),
-            versions_dropped=len(manifests),
+            versions_dropped=len(dropped_versions),
             log_files_removed=len(log_files),
             files_removed=len(deletes),
             bytes_removed=sum(file.size for file in deletes),
@@ -116,11 +116,11 @@ class Cleaner:
         if dry_run:
             return report
         if cut > history.from_log:
-            self._write_manifests(history, parse_listing(listed), kept, cut)
+            self._write_version_files(history, parse_listing(listed), kept, cut)
         crash_point("table.in-cleaning")
         self._store.delete(log_files)
         crash_point("table.in-cleaning")
-        self._manifests.delete(manifests)
+        self._version_files.delete(dropped_versions)
         history.from_log = max(history.from_log, cut)
         history.forget(kept)
         crash_point("table.in-cleaning")
@@ -164,8 +164,8 @@ class Cleaner:
         kept: Sequence[int],
         now_ms: int,
     ) -> tuple[list[str], list[int], int, bool]:
-        """Log files and manifests that can go, the version that the log then begins with, and whether there
-        is more to do.
+        """Log files that can go, versions whose files can go, the version that the log then begins with, and
+        whether there is more to do.
         """
         written = {version.version: version.timestamp_ms for version in history.versions}
         young_ms = self._policy.every_version_ms
@@ -184,26 +184,26 @@ class Cleaner:
             if ((match := _VERSION.match(file.path)) and int(match.group(1)) < cut)
             or (_LEFTOVER.fullmatch(file.path) and file.modified_ms < now_ms - GRACE_MS)
         ]
-        there = self._manifests.parse(listed)
-        manifests = [version for version in there if version not in set(kept)]
+        there = self._version_files.parse(listed)
+        dropped_versions = [version for version in there if version not in set(kept)]
         more = len(log_files) > 5 * _MAX_DELETES or bool(checkpoints and max(checkpoints) > cut)
-        return log_files[: 5 * _MAX_DELETES], manifests, cut, more
+        return log_files[: 5 * _MAX_DELETES], dropped_versions, cut, more
 
-    def _write_manifests(
+    def _write_version_files(
         self, history: UndoHistory, listing: LogListing, kept: Sequence[int], cut: int
     ) -> None:
-        """Write manifests of the kept versions below ``cut`` that have none."""
-        there = set(self._manifests.versions())
+        """Write files of the kept versions below ``cut`` that have none."""
+        there = set(self._version_files.versions())
         wanted = [version for version in kept if history.from_log <= version < cut and version not in there]
         if not wanted:
             return
         state = self._log.load(wanted[0])
         assert state is not None
-        self._manifests.write(state)
+        self._version_files.write(state)
         for commit in self._log.read(listing, state.version + 1, wanted[-1]):
             state.apply(commit.version, commit.actions, written_ms=commit.written_ms)
             if commit.version in wanted:
-                self._manifests.write(state)
+                self._version_files.write(state)
 
     def _waste(
         self,

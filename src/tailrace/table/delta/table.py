@@ -57,7 +57,7 @@ from .opening import (
 from .positions import RESETS, parse_resets
 from .schema import schema_from_json
 from .state import RUN, FileChanges, TableState, check_writable
-from .undo import UNDO, FileSpan, Manifests, UndoHistory, UndoPolicy, UndoWish, load_history
+from .undo import UNDO, FileSpan, UndoHistory, UndoPolicy, UndoWish, VersionFiles, load_history
 from .vectors import vector_path
 
 __all__ = ["DeltaMirrorTable"]
@@ -82,7 +82,7 @@ class DeltaMirrorTable:
     ) -> None:
         self._store = store
         self._log = DeltaLog(store)
-        self._manifests = Manifests(store)
+        self._version_files = VersionFiles(store)
         self._clock = clock
         if not isinstance(undo, UndoPolicy):
             undo = (undo or UndoWish()).over(UndoPolicy.from_json(state.domains.get(UNDO, "")))
@@ -99,7 +99,7 @@ class DeltaMirrorTable:
         self._listed: dict[str, tuple[AddFile, DataFile]] = {}
         self._checkpoint_at = self._log.last_checkpoint()
         self._state = state
-        self._cleaner = Cleaner(self._log, self._manifests, self._undo, clock)
+        self._cleaner = Cleaner(self._log, self._version_files, self._undo, clock)
 
     # opening
 
@@ -273,7 +273,7 @@ class DeltaMirrorTable:
     def _known(self) -> UndoHistory:
         if self._history is None:
             horizon_ms = self._now_ms() - self._undo.span_ms - self._undo.every_version_ms
-            self._history = load_history(self._log, self._manifests, self.version, horizon_ms)
+            self._history = load_history(self._log, self._version_files, self.version, horizon_ms)
         return self._history
 
     def _look_at_log(self, listed: Sequence[StoredFile]) -> None:
@@ -323,7 +323,7 @@ class DeltaMirrorTable:
         state = self._states.get(version)
         if state is None:
             try:
-                state = self._manifests.read(version)
+                state = self._version_files.read(version)
             except (FileNotFoundError, TableDamaged):
                 nearest = max((known for known in self._states if known < version), default=None)
                 state = self._log.load(version, base=None if nearest is None else self._states[nearest])

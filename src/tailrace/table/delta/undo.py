@@ -2,9 +2,9 @@
 
 Kept are every version of the last ten minutes, the last of each minute for an hour, and the last of each ten
 minutes as far back as undo reaches. The files that only they need may by default take as many bytes as the
-table itself. The log is needed only for the last ten minutes: a version that is kept longer has a manifest of
-its own, ``_tailrace/versions/00000000000000000007.json.z``, written before the log is cleaned. Manifests are
-derived data: deleting them loses ways back, and nothing else.
+table itself. The log is needed only for the last ten minutes: a version that is kept longer has a file of
+its own, ``_tailrace/versions/00000000000000000007.json.z``, written before the log is cleaned. These files
+are derived data: deleting them loses ways back, and nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ from .log import DeltaLog, LogListing
 from .state import FileChanges, TableState
 from .vectors import vector_path
 
-__all__ = ["FileSpan", "Manifests", "UndoHistory", "UndoPolicy", "UndoWish", "kept_versions", "load_history"]
+__all__ = [
+    "FileSpan",
+    "UndoHistory",
+    "UndoPolicy",
+    "UndoWish",
+    "VersionFiles",
+    "kept_versions",
+    "load_history",
+]
 
 MINUTE_MS = 60_000
 EVERY_VERSION_MS = 10 * MINUTE_MS
@@ -188,8 +196,8 @@ def _span(add: AddFile, born: int) -> FileSpan:
     return FileSpan(add.path, vector_path(add.vector), add.size, file.low >> 48, file.high >> 48, born)
 
 
-class Manifests:
-    """The manifests of versions that are kept longer than the log."""
+class VersionFiles:
+    """The states of versions that are kept longer than the log, each in a file."""
 
     def __init__(self, store: TableStore) -> None:
         self._store = store
@@ -199,12 +207,12 @@ class Manifests:
         return f"{_FOLDER}/{version:020d}.json.z"
 
     def versions(self) -> list[int]:
-        """The versions that have a manifest, oldest first."""
+        """The versions that have a file, oldest first."""
         return self.parse(self._store.list(_FOLDER))
 
     @staticmethod
     def parse(files: Iterable[StoredFile]) -> list[int]:
-        """The versions whose manifests are among some files, oldest first."""
+        """The versions whose files are among some files, oldest first."""
         names = (match.group(1) for file in files if (match := _NAME.fullmatch(file.path)))
         return sorted(int(name) for name in names)
 
@@ -256,15 +264,15 @@ def first_version(listing: LogListing, horizon_ms: int) -> int:
     return -1 if 0 in listing.commits else min(listing.checkpoints, default=-1)
 
 
-def load_history(log: DeltaLog, manifests: Manifests, last: int, horizon_ms: int) -> UndoHistory:
+def load_history(log: DeltaLog, version_files: VersionFiles, last: int, horizon_ms: int) -> UndoHistory:
     """What is known of the versions up to ``last``."""
     listing = log.listing()
     start = first_version(listing, horizon_ms)
     history = UndoHistory(from_log=max(start, 0))
-    for version in manifests.versions():
+    for version in version_files.versions():
         if version < history.from_log:
             try:
-                state = manifests.read(version)
+                state = version_files.read(version)
             except (TableDamaged, FileNotFoundError):
                 continue  # one way back less
             history.jump(state.as_version(), state.files)
