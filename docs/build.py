@@ -32,7 +32,7 @@ from tailrace.server import states as server_states  # noqa: E402
 from tailrace.server.settings import table  # noqa: E402
 from tailrace.spark.report import Moment, Sample, drawing, plots  # noqa: E402
 from tailrace.spark.source.options import OPTIONS  # noqa: E402
-from tailrace.web import catalog  # noqa: E402
+from tailrace.web import figures  # noqa: E402
 from tailrace.wire import admin, codes, dcp, dcp_replication, describe, header, kv, subdoc, tap, upr  # noqa: E402
 from tailrace.wire.dialect import DCP, KV, KV_MESSAGES, TAP, UPR_A, UPR_B, Dialect  # noqa: E402
 from tailrace.wire.header import Frame  # noqa: E402
@@ -422,17 +422,17 @@ METRICS_SECTIONS = (
     (
         "Node",
         "Of `tailrace serve`. Streams are by connection; `role` is the node's: producer or replica.",
-        catalog.NODE,
+        figures.NODE,
     ),
-    ("VBuckets of a node", "Only with `/metrics?vbuckets=1`: there may be thousands.", catalog.VBUCKETS),
-    ("Readers", "Of commands that read a bucket. TAP has no positions, so no lag.", catalog.READER),
+    ("VBuckets of a node", "Only with `/metrics?vbuckets=1`: there may be thousands.", figures.VBUCKETS),
+    ("Readers", "Of commands that read a bucket. TAP has no positions, so no lag.", figures.READER),
     (
         "Mirror",
         "Of `tailrace mirror`. Metrics with the label `collection` are per table, named by its own address.",
-        catalog.MIRROR,
+        figures.MIRROR,
     ),
-    ("VBuckets of a reader", "Only with `/metrics?vbuckets=1`.", catalog.READER_VBUCKETS),
-    ("VBuckets of a mirror", "Only with `/metrics?vbuckets=1`.", catalog.MIRROR_VBUCKETS),
+    ("VBuckets of a reader", "Only with `/metrics?vbuckets=1`.", figures.READER_VBUCKETS),
+    ("VBuckets of a mirror", "Only with `/metrics?vbuckets=1`.", figures.MIRROR_VBUCKETS),
 )
 
 

@@ -21,12 +21,12 @@ from tailrace.client.retry import MOST_S
 from tailrace.cluster import steering, takeover
 from tailrace.server import background, replication
 from tailrace.spark.rounds import housekeeping, mirror
-from tailrace.web import catalog
+from tailrace.web import figures
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 METRICS = (
-    *(*catalog.NODE, *catalog.VBUCKETS, *catalog.READER, *catalog.READER_VBUCKETS),
-    *(*catalog.MIRROR, *catalog.MIRROR_VBUCKETS),
+    *(*figures.NODE, *figures.VBUCKETS, *figures.READER, *figures.READER_VBUCKETS),
+    *(*figures.MIRROR, *figures.MIRROR_VBUCKETS),
 )
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 DASHBOARD = DEPLOY / "grafana" / "tailrace.json"
@@ -209,6 +209,6 @@ RETRIES = {
 def test_the_table_of_retries_says_what_the_code_does() -> None:
     page = (DEPLOY.parent / "docs" / "deploy.md").read_text()
     rows = re.findall(r"^\| (.*) \|$", page.split("## Retries")[1], re.M)
-    for beginning, figures in RETRIES.items():
+    for beginning, numbers in RETRIES.items():
         (row,) = (row for row in rows if row.startswith(beginning))
-        assert figures and all(figure in row for figure in figures), row
+        assert numbers and all(number in row for number in numbers), row

@@ -549,7 +549,7 @@ def test_delta_rs_is_named_in_one_module() -> None:
         for name, _ in imports(module, code)
         if name.partition(".")[0] == "deltalake"
     }
-    assert users == {"table/delta/engine.py"}
+    assert users == {"table/delta/delta_rs.py"}
 
 
 def test_only_the_opening_chooses_a_format() -> None:

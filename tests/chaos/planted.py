@@ -22,7 +22,7 @@ from tailrace.client.resume import Reading
 from tailrace.history import RestartAction
 from tailrace.model import Position
 from tailrace.spark.rounds import committing, housekeeping, planning, reading, task, task_targets
-from tailrace.spark.rounds.changes import CHANGES_SCHEMA, ChangeSink
+from tailrace.spark.rounds.change_log import CHANGES_SCHEMA, ChangeSink
 from tailrace.spark.rounds.planning import Decision
 from tailrace.spark.rounds.task import TaskAnswer
 from tailrace.table import compaction, rollback

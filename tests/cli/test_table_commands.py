@@ -21,7 +21,7 @@ from table.test_table_model import Change, changes_table
 from tailrace.cli.main import main
 from tailrace.model import Position
 from tailrace.table.contract import Commit
-from tailrace.table.delta import engine
+from tailrace.table.delta import delta_rs
 from tailrace.table.delta.table import DeltaMirrorTable
 from tailrace.table.rows import TABLE_SCHEMA
 from tailrace.table.sink import TableWriter
@@ -185,7 +185,7 @@ def test_a_query_does_not_repeat_what_was_signed(
     """The engine has its own connection to the store, so its errors do not come from `TableStore`."""
 
     def query_elsewhere(_table: object, options: Any, sql: str, **how: Any) -> pa.RecordBatchReader:
-        return engine.query("s3://bucket/table", options, sql, **how)
+        return delta_rs.query("s3://bucket/table", options, sql, **how)
 
     monkeypatch.setattr("tailrace.table.opening.query_table", query_elsewhere)
     with refusing_store() as port:

@@ -15,9 +15,9 @@ from tailrace.protocol.handshake import KV_FEATURES, Introduction, handshake
 from tailrace.protocol.script import Script, ScriptRunner
 from tailrace.server.bucket import ServedBucket
 from tailrace.server.node import Node
+from tailrace.server.served_map import NodeAddress
 from tailrace.server.session import Session
 from tailrace.server.settings import Settings
-from tailrace.server.topology import NodeAddress
 from tailrace.store.base import Job
 from tailrace.store.engine import Engine
 from tailrace.store.vbucket_history import History

@@ -22,7 +22,7 @@ from tailrace.client.blocking import BlockingSource
 from tailrace.client.options import SourceOptions
 from tailrace.connstr import ConnectionString
 from tailrace.errors import TailraceError
-from tailrace.spark.rounds import bucket
+from tailrace.spark.rounds import bucket_watch
 from tailrace.spark.source import feed, stream
 
 T = TypeVar("T")
@@ -310,7 +310,7 @@ def simulated_sources(seed: int) -> Iterator[None]:
     with (
         mock.patch.object(feed, "connect_sync", connect),
         mock.patch.object(rng, "source", chance),
-        mock.patch.object(bucket, "dice", chance),
+        mock.patch.object(bucket_watch, "dice", chance),
         mock.patch.object(stream, "POLL_S", 0.0),
     ):
         yield

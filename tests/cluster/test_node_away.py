@@ -17,7 +17,7 @@ from cluster.processes import KEYS, PATIENCE_S, Reader, cluster, documents, repl
 from tailrace.client.survey import AwayNodes
 from tailrace.cluster.coordinator import Coordinator
 from tailrace.errors import ConnectError
-from tailrace.spark.rounds.bucket import UnaskedVBuckets
+from tailrace.spark.rounds.bucket_watch import UnaskedVBuckets
 
 pytestmark = pytest.mark.xdist_group("cluster")
 

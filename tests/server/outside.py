@@ -15,7 +15,7 @@ from time import sleep
 from certificates import make_certificate
 from client.dns_server import DnsServer
 from tailrace.server.node import Node
-from tailrace.server.topology import AlternateAddress, NodeAddress, bucket_map
+from tailrace.server.served_map import AlternateAddress, NodeAddress, bucket_map
 from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import VBucketState
 

@@ -15,7 +15,7 @@ import pytest
 from server.serverkit import Wire
 from server.test_subdoc_commands import looked_up, lookup, mutation, one
 from tailrace.server.features import OFFERED
-from tailrace.server.topology import NodeAddress, bucket_map
+from tailrace.server.served_map import NodeAddress, bucket_map
 from tailrace.testing.running import RunningNode
 from tailrace.wire import kv, subdoc
 from tailrace.wire.codes import Feature, Op, Status, VBucketState

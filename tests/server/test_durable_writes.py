@@ -10,8 +10,8 @@ import pytest
 import tailrace.testing
 from server.serverkit import Bench, Wire, ask, take
 from tailrace.server import durability as server_durability
+from tailrace.server.served_map import NodeAddress, bucket_map
 from tailrace.server.session import Session
-from tailrace.server.topology import NodeAddress, bucket_map
 from tailrace.testing.running import RunningNode
 from tailrace.wire import admin
 from tailrace.wire.codes import DurabilityLevel, Feature, Magic, RequestFrameId, Status, VBucketState

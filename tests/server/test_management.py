@@ -16,7 +16,7 @@ from server.serverkit import Bench, Wire, ask, http_answer
 from tailrace.server.http import HttpRequestBuffer, HttpStream, HttpStreaming
 from tailrace.server.management import management_service
 from tailrace.server.node import Node
-from tailrace.server.topology import NodeAddress, bucket_map
+from tailrace.server.served_map import NodeAddress, bucket_map
 from tailrace.testing.running import RunningNode
 from tailrace.wire import admin, kv
 from tailrace.wire.codes import Feature, Status, VBucketState

@@ -16,7 +16,7 @@ from server.serverkit import Bench, Wire
 from tailrace.model import MAX_REPLICA_REV, MAX_SEQNO
 from tailrace.protocol.handshake import Credentials
 from tailrace.server.node import Node
-from tailrace.server.topology import NodeAddress, bucket_map
+from tailrace.server.served_map import NodeAddress, bucket_map
 from tailrace.server.upstream import ReplicationSource
 from tailrace.testing.running import RunningNode
 from tailrace.wire import admin

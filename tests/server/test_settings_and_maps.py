@@ -12,9 +12,9 @@ import pytest
 from server.serverkit import Bench, Wire, ask, take
 from tailrace.errors import UsageError
 from tailrace.server.errormap import error_map
+from tailrace.server.served_map import AlternateAddress, NodeAddress, bucket_map, global_map
 from tailrace.server.session import Session
 from tailrace.server.settings import Settings, table
-from tailrace.server.topology import AlternateAddress, NodeAddress, bucket_map, global_map
 from tailrace.store.base import StoreSettings
 from tailrace.testing.running import RunningNode
 from tailrace.wire import admin, kv

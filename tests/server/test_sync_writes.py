@@ -20,7 +20,7 @@ from tailrace.client.jsonlines import json_line
 from tailrace.client.text_lines import TextLines
 from tailrace.errors import UsageError
 from tailrace.model import MAX_CAS, MAX_REPLICA_REV, MAX_SEQNO
-from tailrace.server.topology import NodeAddress, bucket_map
+from tailrace.server.served_map import NodeAddress, bucket_map
 from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import DurabilityLevel, Feature, MarkerFlag, Status, VBucketState
 from tailrace.wire.dcp import (

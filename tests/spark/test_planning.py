@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tailrace.history import FailoverLog, RestartAction
 from tailrace.model import MAX_U64, Position
-from tailrace.spark.rounds.bucket import BucketState
+from tailrace.spark.rounds.bucket_watch import BucketState
 from tailrace.spark.rounds.planning import Decision, Range, Ranges, decide, divided, plan_round
 from tailrace.spark.rounds.task import ReachedPositions, TaskAnswer
 from tailrace.table.contract import TableVersion

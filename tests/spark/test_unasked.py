@@ -9,8 +9,8 @@ import pytest
 from table.memory_table import MemoryTable
 from tailrace.clock import ManualClock
 from tailrace.errors import ConnectError, OutOfReach
-from tailrace.spark.rounds import bucket as bucket_module
-from tailrace.spark.rounds.bucket import BucketState, BucketWatch, UnaskedVBuckets
+from tailrace.spark.rounds import bucket_watch
+from tailrace.spark.rounds.bucket_watch import BucketState, BucketWatch, UnaskedVBuckets
 from tailrace.spark.rounds.freshness import Freshness, Stands
 from tailrace.spark.source.options import parse_mirror_options
 
@@ -88,7 +88,7 @@ def test_a_source_that_gave_up_does_not_begin_another_time(monkeypatch: pytest.M
         clock.advance(seconds)
         return False
 
-    monkeypatch.setattr(bucket_module, "open_source", open_source)
+    monkeypatch.setattr(bucket_watch, "open_source", open_source)
     began = clock.monotonic()
     options = parse_mirror_options({"connectionString": "couchbase://127.0.0.1", "retryFor": "60"})
     watch = BucketWatch(options, clock=clock, wait=wait)

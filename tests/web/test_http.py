@@ -28,7 +28,7 @@ from tailrace.server.http import (
     response,
 )
 from tailrace.server.node import Node
-from tailrace.server.topology import AlternateAddress
+from tailrace.server.served_map import AlternateAddress
 from tailrace.web import connection_handler, http, node_service
 from tailrace.web.http import page_routes
 from tailrace.web.node_view import gather_node_view

@@ -29,7 +29,7 @@ from tailrace.store.base import StoreSettings
 from tailrace.store.engine import Engine
 from tailrace.testing.running import RunningNode
 from tailrace.web import HttpFigures, HttpOptions, HttpThread
-from tailrace.web.catalog import (
+from tailrace.web.figures import (
     MIRROR,
     MIRROR_VBUCKETS,
     NODE,

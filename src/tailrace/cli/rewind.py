@@ -1,4 +1,4 @@
-"""``tailrace rewind``: the time machine."""
+"""``tailrace rewind``: a vbucket forgets its newest changes, as after a failover with data loss."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ from .signals import HANGUP, STOPS, on_signal, run_loop
 if TYPE_CHECKING:
     from ..server.aio import Server
     from ..server.allocator import FreeMemory
+    from ..server.served_map import AlternateAddress
     from ..server.settings import Settings
-    from ..server.topology import AlternateAddress
     from ..store.base import StoreSettings
     from ..store.engine import Engine
 
@@ -305,7 +305,7 @@ def tls_context(
 
 
 def _alternates(texts: tuple[str, ...]) -> tuple[AlternateAddress, ...]:
-    from ..server.topology import AlternateAddress
+    from ..server.served_map import AlternateAddress
 
     parsed = tuple(map(AlternateAddress.parse, texts))
     if len({address.network for address in parsed}) < len(parsed):

@@ -305,7 +305,7 @@ class KvClient:
         for connection in self._nodes.everywhere():
             connection.run(ask(Flush(), "flush"))
 
-    # the time machine and other tools for tests
+    # rewind and other tools for tests
 
     def rewind(
         self, vbuckets: Sequence[int] | None, *, to_seqno: int | None = None, lose: int | None = None

@@ -18,8 +18,8 @@ from typing import Any
 from ..clock import SYSTEM, Clock
 from ..errors import ClusterError, TailraceError, UsageError
 from ..files import Files
+from ..server.served_map import NodeAddress, bucket_map
 from ..server.settings import Settings
-from ..server.topology import NodeAddress, bucket_map
 from ..wire.codes import VBucketState
 from .layout import Chain, balanced, best_copy, is_enough, without
 from .member import Member

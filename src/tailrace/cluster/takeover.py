@@ -37,7 +37,7 @@ from ..connstr import Address, ConnectionString
 from ..errors import ClusterError, ConnectError, RemoteProtocolError, UsageError
 from ..protocol.handshake import KV_FEATURES, REPLICA_FEATURES, Credentials, Introduction
 from ..protocol.script import Script, ask
-from ..server.topology import OWN_EPOCH, NodeAddress, announces_history, bucket_map
+from ..server.served_map import OWN_EPOCH, NodeAddress, announces_history, bucket_map
 from ..wire.admin import GetClusterConfig
 from ..wire.codes import AddStreamFlag, Feature, TapConnectFlag, VBucketState
 from ..wire.tap import TapConnect, TapConnectOptions

@@ -28,8 +28,8 @@ from .http import (
 )
 from .management import management_service
 from .node import Node
+from .served_map import NodeAddress
 from .session import Session
-from .topology import NodeAddress
 from .transport import PlainTransport, accept_plain
 from .turn import TURN_S
 from .upstream import Upstream

@@ -13,8 +13,8 @@ from .durability import DurableWrites
 from .events import EventLog
 from .former_actives import FormerActives
 from .range_scans import RangeScans
+from .served_map import ServedMap
 from .settings import Settings
-from .topology import ServedMap
 from .watchers import Watchers
 
 __all__ = ["RunJob", "ServedBucket", "run_inline"]

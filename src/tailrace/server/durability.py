@@ -24,7 +24,7 @@ from functools import partial
 from ..store.base import Bucket, VBucket, Written
 from ..wire.codes import VBucketState
 from .background import BackgroundWork
-from .topology import ServedMap
+from .served_map import ServedMap
 
 __all__ = ["CopyTracker", "DurableWrites"]
 

@@ -27,10 +27,10 @@ from ..wire.dialect import Role
 from .bucket import RunJob, ServedBucket, run_inline
 from .events import EventLog
 from .replication import Dial, Replication
+from .served_map import NodeAddress, ServedMap, bucket_map, global_map
 from .session import Session
 from .settings import Settings
 from .stats import Counters
-from .topology import NodeAddress, ServedMap, bucket_map, global_map
 
 if TYPE_CHECKING:
     from ..store.engine import Engine

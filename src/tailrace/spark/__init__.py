@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .api import mirror, verify
     from .documents import infer_schema, rescued_count, typed
     from .live_table import table
-    from .rounds.changes import live_changes
+    from .rounds.change_log import live_changes
     from .source.checkpoint import check_checkpoint
     from .source.data_source import register
     from .source.lag import Lag, LagListener
@@ -47,7 +47,7 @@ __all__ = [
 _HOMES = {
     "mirror": ".api",
     "verify": ".api",
-    "live_changes": ".rounds.changes",
+    "live_changes": ".rounds.change_log",
     "Lag": ".source.lag",
     "LagListener": ".source.lag",
     "check_checkpoint": ".source.checkpoint",

@@ -22,7 +22,7 @@ from ..errors import TailraceError, UsageError
 from ..files import DiskFiles, remove_tree, whole_file
 from ..paths import location
 from .datafile import MAX_FILE_BYTES, MAX_FILE_ROWS, FileStatistics, new_name
-from .delta.engine import ExportedFile, OrdinaryTable, check_engine_path
+from .delta.delta_rs import ExportedFile, OrdinaryTable, check_engine_path
 from .opening import check_not_inside
 from .reading import LiveRows, PositionVector, read_table
 from .store import TableStore

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ..clock import SYSTEM, Clock
 from .contract import Table
-from .delta import engine
+from .delta import delta_rs
 from .delta.opening import check_place
 from .delta.table import DeltaMirrorTable
 from .delta.undo import UndoWish
@@ -71,8 +71,8 @@ def query_table(
 
     Errors in the query have the engine's own classes.
     """
-    engine.check_engine_path(table.uri, "read it with Spark")
-    return engine.query(table.uri, storage_options, sql, names=names, batch_rows=batch_rows)
+    delta_rs.check_engine_path(table.uri, "read it with Spark")
+    return delta_rs.query(table.uri, storage_options, sql, names=names, batch_rows=batch_rows)
 
 
 def check_not_inside(uri: str, storage_options: Mapping[str, str]) -> None:

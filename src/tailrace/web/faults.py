@@ -1,4 +1,4 @@
-"""The time machine over HTTP: faults for tests in any language, behind a token.
+"""Faults over HTTP, for tests in any language, behind a token.
 
 POST /faults/rewind     {"vbucket": "0-3", "to_seqno": 100} or {"vbucket": "all", "lose": 10}
 POST /faults/failover   {"vbucket": 7}: a new branch; with "lose": 10 one that lost changes

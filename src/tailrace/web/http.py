@@ -36,7 +36,7 @@ from ..server.http import (
     response,
     stream_head,
 )
-from .catalog import FigureSheet
+from .figures import FigureSheet
 
 __all__ = [
     "HandleConnection",

@@ -23,8 +23,8 @@ from ..server.http import (
     http_error,
     is_address,
 )
-from .catalog import FigureSheet
 from .chart_samples import ChartSample, ChartSamples
+from .figures import FigureSheet
 from .http import Route, connection_handler, exposition, is_open, page_routes, routed
 
 __all__ = ["HttpFigures", "HttpOptions", "HttpThread"]

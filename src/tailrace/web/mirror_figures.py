@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..clock import SYSTEM, Clock
-from .catalog import MIRROR, MIRROR_VBUCKETS, FigureSheet
 from .chart_samples import EVERY_S, ChartSample
+from .figures import MIRROR, MIRROR_VBUCKETS, FigureSheet
 
 if TYPE_CHECKING:
     from ..spark.rounds.progress import RoundProgress, Standing, TableCounts, TableFigures

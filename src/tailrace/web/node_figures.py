@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..wire.codes import VBucketState
-from .catalog import NODE, VBUCKETS, FigureSheet
+from .figures import NODE, VBUCKETS, FigureSheet
 
 if TYPE_CHECKING:
     from ..server.bucket import ServedBucket

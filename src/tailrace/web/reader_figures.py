@@ -11,8 +11,8 @@ from .. import __version__
 from ..clock import SYSTEM, Clock
 from ..errors import TailraceError
 from ..model import BehindSince
-from .catalog import READER, READER_VBUCKETS, FigureSheet
 from .chart_samples import ChartSample
+from .figures import READER, READER_VBUCKETS, FigureSheet
 
 if TYPE_CHECKING:
     from ..client.aio import Source

@@ -681,7 +681,7 @@ class GetScopeId(_ByPath):
     RESPONSE = ScopeIdResponse
 
 
-# the time machine
+# rewind
 
 
 @message

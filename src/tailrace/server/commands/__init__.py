@@ -1,6 +1,6 @@
 """The commands, by what they are about. Importing this package fills `call.COMMANDS`."""
 
-from . import buckets, collections, connection, documents, meta, range_scans, subdocs, timemachine, vbuckets
+from . import buckets, collections, connection, documents, meta, range_scans, rewind, subdocs, vbuckets
 
 __all__ = [
     "buckets",
@@ -9,7 +9,7 @@ __all__ = [
     "documents",
     "meta",
     "range_scans",
+    "rewind",
     "subdocs",
-    "timemachine",
     "vbuckets",
 ]

@@ -13,7 +13,7 @@ from ...errors import MalformedMessage
 from ...wire import admin
 from ...wire.codes import Feature, Status
 from ..call import Call, Refused, Reply, command
-from ..topology import ServedMap
+from ..served_map import ServedMap
 
 _UUID = re.compile(r"[0-9a-f]{1,64}", re.ASCII)
 

@@ -20,7 +20,7 @@ from ...table.contract import Commit, NewFile, Table, TaskResult
 from ...table.document_columns import DocumentColumns
 from ...table.rollback import RowsBack, roll_back
 from ...table.rows import DELETED, table_schema
-from .changes import ChangeLogTarget
+from .change_log import ChangeLogTarget
 from .freshness import Stands
 from .planning import RoundPlan
 from .progress import TableCounts

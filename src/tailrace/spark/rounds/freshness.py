@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ...model import Position
 from ...table.contract import Table
-from .bucket import BucketState
+from .bucket_watch import BucketState
 from .progress import Standing
 
 __all__ = ["Freshness", "Stands"]

@@ -21,7 +21,7 @@ from ...logs import log_event
 from ...table.compaction import CompactionPolicy, CompactionStep, finish_step, next_step
 from ...table.contract import Commit, DataFile, Table, TableChanged
 from ...table.store import TableStore
-from .changes import LOG_POLICY, expired_files, mergeable
+from .change_log import LOG_POLICY, expired_files, mergeable
 from .jobs import Jobs
 
 __all__ = ["Housekeeping", "due_step"]

@@ -31,7 +31,7 @@ from ...table.contract import Fenced, Table, TableChanged, TableDamaged
 from ..java_process import lost_java
 from ..source.options import parse_options
 from .assignment import Assignment
-from .bucket import BucketState
+from .bucket_watch import BucketState
 from .committing import RoundCommitter
 from .freshness import Freshness, Stands
 from .handle import MirrorHandle

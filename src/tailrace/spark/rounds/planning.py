@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from ...history import FailoverLog, RestartAction, plan
 from ...model import Position
 from ...table.contract import TableVersion
-from .bucket import BucketState
+from .bucket_watch import BucketState
 
 __all__ = ["Decision", "Range", "Ranges", "RoundPlan", "changes_of", "decide", "divided", "plan_round"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from ..source.options import Options
 from .assignment import Assignment
-from .bucket import BucketState, BucketWatch
+from .bucket_watch import BucketState, BucketWatch
 from .freshness import Freshness, Stands
 from .planning import RoundPlan, plan_round
 from .same_bucket import check_same_bucket

@@ -12,8 +12,8 @@ from ...model import Position
 from ...table.contract import Table
 from ...tracing import add_span, span
 from .assignment import Assignment
-from .bucket import BucketState
-from .changes import ChangeLogTarget
+from .bucket_watch import BucketState
+from .change_log import ChangeLogTarget
 from .committing import RoundCommitter, RoundCounts
 from .freshness import Freshness, Stands
 from .handle import MirrorHandle

@@ -20,7 +20,7 @@ from ...table.store import TableStore
 from ..source.feed import collection_paths, open_source
 from ..source.options import Options, parse_mirror_options
 from .assignment import Assignment, MirrorSettings
-from .changes import CHANGES_SCHEMA
+from .change_log import CHANGES_SCHEMA
 from .jobs import Jobs
 from .mirror import Mirror
 from .progress import RoundProgress

@@ -29,7 +29,7 @@ from ...errors import ConnectError, LoginError
 from ...model import MAX_SEQNO, Position
 from ...table.contract import TaskResult
 from ...table.sink import RowSink, TableWriter
-from .changes import ChangeLogTarget, ChangeSink
+from .change_log import ChangeLogTarget, ChangeSink
 from .connections import borrowed_source
 from .planning import Range
 from .reading import read_ranges

@@ -9,8 +9,8 @@ from ...model import Position
 from ...table.contract import Table
 from ...table.rows import DELETED
 from ...table.sink import TableWriter
-from .bucket import BucketState
-from .changes import ChangeLogTarget, LogBranch, branch_point
+from .bucket_watch import BucketState
+from .change_log import ChangeLogTarget, LogBranch, branch_point
 from .planning import Decision, Range, RoundPlan
 from .task import TableTarget
 
