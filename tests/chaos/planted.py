@@ -23,7 +23,7 @@ from tailrace.history import RestartAction
 from tailrace.model import Position
 from tailrace.spark.rounds import committing, housekeeping, planning, reading, task, task_targets
 from tailrace.spark.rounds.change_log import CHANGES_SCHEMA, ChangeSink
-from tailrace.spark.rounds.planning import Decision
+from tailrace.spark.rounds.planning import VBucketDecision
 from tailrace.spark.rounds.task import TaskAnswer
 from tailrace.table import compaction, rollback
 from tailrace.table.contract import Commit, NewFile, Table
@@ -36,10 +36,10 @@ from tailrace.table.rollback import RowsBack
 
 
 def _identity_without_vb_uuid() -> AbstractContextManager[Any]:
-    def decide(table: Any, vbucket: int, log: Any, high_seqno: int, **_: Any) -> Decision:
+    def decide(table: Any, vbucket: int, log: Any, high_seqno: int, **_: Any) -> VBucketDecision:
         held = table.current.position(vbucket)
         named = Position.at(log.newest.vb_uuid, min(held.seqno, high_seqno)) if held.seqno else held
-        return Decision(RestartAction.RESUME, held, named)
+        return VBucketDecision(RestartAction.RESUME, held, named)
 
     return mock.patch.object(planning, "decide", decide)
 
@@ -157,7 +157,9 @@ def _named_by_the_seqno_alone() -> AbstractContextManager[Any]:
 def _skips_what_was_passed_before() -> AbstractContextManager[Any]:
     original = task_targets._floors
 
-    def floors(table: Any, decisions: Mapping[int, Decision], ranges: Mapping[int, Any]) -> dict[int, int]:
+    def floors(
+        table: Any, decisions: Mapping[int, VBucketDecision], ranges: Mapping[int, Any]
+    ) -> dict[int, int]:
         passed = {
             vbucket: decision.held.seqno
             for vbucket, decision in decisions.items()

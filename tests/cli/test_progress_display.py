@@ -12,7 +12,7 @@ from tailrace.cli.common import ProgressDisplay, note, progress
 from tailrace.cli.mirror import _View
 from tailrace.clock import ManualClock
 from tailrace.model import Position
-from tailrace.spark.rounds.planning import Range
+from tailrace.spark.rounds.planning import ReadRange
 from tailrace.spark.rounds.progress import RoundProgress, RoundUnderway
 from tailrace.web.http import exposition_text
 from tailrace.web.mirror_figures import MirrorFigures
@@ -95,7 +95,7 @@ class Watched:
 
     def first_round(self) -> RoundUnderway:
         underway = RoundUnderway(0, 0, 500, self.clock)
-        underway.read([{0: Range(Position.BEGINNING, 600)}, {1: Range(Position.BEGINNING, 400)}])
+        underway.read([{0: ReadRange(Position.BEGINNING, 600)}, {1: ReadRange(Position.BEGINNING, 400)}])
         return underway
 
 

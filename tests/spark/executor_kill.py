@@ -17,7 +17,7 @@ import tailrace.spark as ts
 import tailrace.testing
 from spark.core_scenario import assert_equal
 from tailrace.spark.rounds import round_runner
-from tailrace.spark.rounds.planning import Range
+from tailrace.spark.rounds.planning import ReadRange
 from tailrace.spark.rounds.task import RoundTask, TaskAnswer
 
 _EXECUTOR = "CoarseGrainedExecutorBackend"
@@ -26,7 +26,7 @@ _EXECUTOR = "CoarseGrainedExecutorBackend"
 class KillsItsExecutor(RoundTask):
     """The executors' half of a round; the first task of a run kills its executor instead of answering."""
 
-    def __call__(self, ranges: Mapping[int, Range]) -> TaskAnswer:
+    def __call__(self, ranges: Mapping[int, ReadRange]) -> TaskAnswer:
         answer = super().__call__(ranges)
         if _is_first(Path(self.targets[0].writer.store.uri).parent / "killed"):
             os.kill(_executor_of(os.getpid()), signal.SIGKILL)

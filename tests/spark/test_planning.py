@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tailrace.history import FailoverLog, RestartAction
 from tailrace.model import MAX_U64, Position
 from tailrace.spark.rounds.bucket_watch import BucketState
-from tailrace.spark.rounds.planning import Decision, Range, Ranges, decide, divided, plan_round
+from tailrace.spark.rounds.planning import ReadRange, ReadRanges, VBucketDecision, decide, divided, plan_round
 from tailrace.spark.rounds.task import ReachedPositions, TaskAnswer
 from tailrace.table.contract import TableVersion
 
@@ -18,7 +18,7 @@ BRANCHED = FailoverLog.of([(8, 50), (7, 0)])
 
 
 @dataclass
-class Held:
+class PlannedTable:
     """A table with one vbucket in some versions, newest first."""
 
     positions: list[Position] = field(default_factory=list)
@@ -42,40 +42,44 @@ def state(high: int, log: FailoverLog = LOG, **more: Mapping[int, int]) -> Bucke
 
 
 def test_a_vbucket_goes_on_where_its_branch_does() -> None:
-    assert decide(Held([at(40)]), 0, LOG, 60) == Decision(RestartAction.RESUME, at(40), at(40))
-    assert decide(Held([at(40)]), 0, BRANCHED, 60).action is RestartAction.RESUME
-    assert decide(Held(), 0, LOG, 60) == Decision(
+    assert decide(PlannedTable([at(40)]), 0, LOG, 60) == VBucketDecision(RestartAction.RESUME, at(40), at(40))
+    assert decide(PlannedTable([at(40)]), 0, BRANCHED, 60).action is RestartAction.RESUME
+    assert decide(PlannedTable(), 0, LOG, 60) == VBucketDecision(
         RestartAction.BACKFILL, Position.BEGINNING, Position.BEGINNING
     )
 
 
 def test_a_vbucket_goes_back_to_the_newest_version_that_the_bucket_has() -> None:
-    table = Held([at(60), at(55), at(45), at(30)])
-    assert decide(table, 0, BRANCHED, 70) == Decision(RestartAction.ROLL_BACK, at(60), at(45), 2)
+    table = PlannedTable([at(60), at(55), at(45), at(30)])
+    assert decide(table, 0, BRANCHED, 70) == VBucketDecision(RestartAction.ROLL_BACK, at(60), at(45), 2)
     unknown = FailoverLog.of([(9, 0)])
-    assert decide(table, 0, unknown, 70) == Decision(RestartAction.START_OVER, at(60), Position.BEGINNING)
+    assert decide(table, 0, unknown, 70) == VBucketDecision(
+        RestartAction.START_OVER, at(60), Position.BEGINNING
+    )
 
 
 def test_what_is_refused_though_the_log_allows_it_was_purged() -> None:
-    table = Held([at(60), at(30)])
+    table = PlannedTable([at(60), at(30)])
     assert decide(table, 0, LOG, 70, refused=at(60)).action is RestartAction.START_OVER
     assert decide(table, 0, LOG, 70, refused=at(65)).action is RestartAction.RESUME, "that was another place"
     assert decide(table, 0, LOG, 70, purge_seqno=61).action is RestartAction.START_OVER
 
 
 def test_a_vbucket_is_read_from_where_the_last_table_stands() -> None:
-    plan = plan_round([Held([at(40)]), Held([at(20)])], state(60), refused={})
-    assert plan.ranges == {0: Range(at(20), 60)}
+    plan = plan_round([PlannedTable([at(40)]), PlannedTable([at(20)])], state(60), refused={})
+    assert plan.ranges == {0: ReadRange(at(20), 60)}
     assert plan.lag == 40 and not any(plan.decisions)
-    assert plan_round([Held([at(60)])], state(60), refused={}).is_empty
-    anew = plan_round([Held([at(60)])], state(60), refused={}, start_over=[0])
-    assert anew.starting_over(0) == {0} and anew.ranges == {0: Range(Position.BEGINNING, 60)}
+    assert plan_round([PlannedTable([at(60)])], state(60), refused={}).is_empty
+    anew = plan_round([PlannedTable([at(60)])], state(60), refused={}, start_over=[0])
+    assert anew.starting_over(0) == {0} and anew.ranges == {0: ReadRange(Position.BEGINNING, 60)}
 
 
 def test_ranges_and_positions_travel_as_numbers() -> None:
-    spans = Ranges({7: Range(Position(MAX_U64, 5, 3, 9), MAX_U64), 0: Range(Position.BEGINNING, 0)})
+    spans = ReadRanges(
+        {7: ReadRange(Position(MAX_U64, 5, 3, 9), MAX_U64), 0: ReadRange(Position.BEGINNING, 0)}
+    )
     assert pickle.loads(pickle.dumps(spans)) == spans
-    many = Ranges((vbucket, Range(at(vbucket), 2**40)) for vbucket in range(1024))
+    many = ReadRanges((vbucket, ReadRange(at(vbucket), 2**40)) for vbucket in range(1024))
     assert len(pickle.dumps(many)) < 43 * len(many) + 200
     reached = ReachedPositions({65535: at(MAX_U64, MAX_U64), 1: Position.BEGINNING})
     answer = pickle.loads(pickle.dumps(TaskAnswer(positions=reached)))
@@ -83,9 +87,9 @@ def test_ranges_and_positions_travel_as_numbers() -> None:
 
 
 def test_what_waits_and_what_lies_beyond_the_end_is_left_out() -> None:
-    tables = [Held([at(40)])]
+    tables = [PlannedTable([at(40)])]
     assert not plan_round(tables, state(60), refused={}, skipped=[0]).ranges
-    assert plan_round(tables, state(60), refused={}, ends={0: 50}).ranges == {0: Range(at(40), 50)}
+    assert plan_round(tables, state(60), refused={}, ends={0: 50}).ranges == {0: ReadRange(at(40), 50)}
     assert not plan_round(tables, state(60), refused={}, ends={0: 40}).ranges
     assert not plan_round(tables, BucketState(0.0, {}, {0: LOG}, {}), refused={}).ranges, "nobody has it"
 
@@ -93,15 +97,15 @@ def test_what_waits_and_what_lies_beyond_the_end_is_left_out() -> None:
 def test_a_backlog_is_cut_and_the_next_round_goes_on_there() -> None:
     logs = dict.fromkeys(range(4), LOG)
     bucket = BucketState(0.0, dict.fromkeys(range(4), 100), logs, {})
-    first = plan_round([Held()], bucket, refused={}, max_changes=150)
+    first = plan_round([PlannedTable()], bucket, refused={}, max_changes=150)
     assert {v: span.end for v, span in first.ranges.items()} == {0: 100, 1: 50}
     assert (first.lag, first.left_over) == (400, 250)
-    second = plan_round([Held()], bucket, refused={}, max_changes=250, first=2)
+    second = plan_round([PlannedTable()], bucket, refused={}, max_changes=250, first=2)
     assert {v: span.end for v, span in second.ranges.items()} == {2: 100, 3: 100, 0: 50}
 
 
-def ranges(*changes: int) -> dict[int, Range]:
-    return {vbucket: Range(Position.BEGINNING, count) for vbucket, count in enumerate(changes)}
+def ranges(*changes: int) -> dict[int, ReadRange]:
+    return {vbucket: ReadRange(Position.BEGINNING, count) for vbucket, count in enumerate(changes)}
 
 
 def test_little_work_is_one_task_and_much_is_shared() -> None:

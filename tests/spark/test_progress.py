@@ -16,15 +16,15 @@ from tailrace.spark.rounds import planning
 from tailrace.spark.rounds.handle import MirrorHandle
 from tailrace.spark.rounds.jobs import _DonePieces, _Listener
 from tailrace.spark.rounds.mirror import Mirror
-from tailrace.spark.rounds.planning import Range
+from tailrace.spark.rounds.planning import ReadRange
 from tailrace.spark.rounds.progress import RoundUnderway
 from tailrace.spark.rounds.setup import build_mirror, source_options
 from tailrace.spark.rounds.verify import verify_table
 from tailrace.table.opening import open_table
 
 
-def piece(*vbuckets: int, changes: int) -> dict[int, Range]:
-    return {vbucket: Range(Position.BEGINNING, changes) for vbucket in vbuckets}
+def piece(*vbuckets: int, changes: int) -> dict[int, ReadRange]:
+    return {vbucket: ReadRange(Position.BEGINNING, changes) for vbucket in vbuckets}
 
 
 PIECES = [piece(0, 1, 2, changes=1000), piece(3, 4, changes=2000)]

@@ -21,7 +21,16 @@ from ...model import Position
 from ...table.contract import TableVersion
 from .bucket_watch import BucketState
 
-__all__ = ["Decision", "Range", "Ranges", "RoundPlan", "changes_of", "decide", "divided", "plan_round"]
+__all__ = [
+    "ReadRange",
+    "ReadRanges",
+    "RoundPlan",
+    "VBucketDecision",
+    "changes_of",
+    "decide",
+    "divided",
+    "plan_round",
+]
 
 _TASK_CHANGES = 4_000
 """A task with less to read costs more than what it reads."""
@@ -34,7 +43,7 @@ _STREAM_COST = 20
 """The fixed cost of a stream, in changes."""
 
 
-class Held(Protocol):
+class PlannedTable(Protocol):
     """What planning needs of a table."""
 
     @property
@@ -44,7 +53,7 @@ class Held(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class VBucketDecision:
     """What happens to one vbucket of one table."""
 
     action: RestartAction
@@ -56,7 +65,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ReadRange:
     """What is to be streamed of a vbucket."""
 
     start: Position
@@ -68,7 +77,7 @@ class Range:
         return self.end - self.start.seqno
 
 
-def changes_of(pieces: Iterable[Mapping[int, Range]]) -> int:
+def changes_of(pieces: Iterable[Mapping[int, ReadRange]]) -> int:
     """How many changes several tasks read, at most."""
     return sum(span.changes for piece in pieces for span in piece.values())
 
@@ -76,7 +85,7 @@ def changes_of(pieces: Iterable[Mapping[int, Range]]) -> int:
 _PACKED = struct.Struct("<HQQQQQ")
 
 
-class Ranges(dict[int, Range]):
+class ReadRanges(dict[int, ReadRange]):
     """What a task is to stream, pickled as packed numbers: a thousand objects every round would be slow."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -88,9 +97,9 @@ class Ranges(dict[int, Range]):
         return _unpacked_ranges, (b"".join(packed),)
 
 
-def _unpacked_ranges(packed: bytes) -> Ranges:
-    return Ranges(
-        (vbucket, Range(Position(*start), end)) for vbucket, *start, end in _PACKED.iter_unpack(packed)
+def _unpacked_ranges(packed: bytes) -> ReadRanges:
+    return ReadRanges(
+        (vbucket, ReadRange(Position(*start), end)) for vbucket, *start, end in _PACKED.iter_unpack(packed)
     )
 
 
@@ -98,15 +107,15 @@ def _unpacked_ranges(packed: bytes) -> Ranges:
 class RoundPlan:
     """The plan of a round."""
 
-    decisions: tuple[Mapping[int, Decision], ...]
+    decisions: tuple[Mapping[int, VBucketDecision], ...]
     """For each table, the vbuckets that go back or start over."""
-    ranges: Mapping[int, Range]
+    ranges: Mapping[int, ReadRange]
     lag: int
     """How many changes the table furthest behind lacks."""
     left_over: int = 0
     """How many of them this round leaves to the next."""
 
-    def going_back(self, table: int) -> dict[int, Decision]:
+    def going_back(self, table: int) -> dict[int, VBucketDecision]:
         """VBuckets of a table that return to an earlier version."""
         return {
             v: decision
@@ -128,7 +137,7 @@ class RoundPlan:
 
 
 def decide(
-    table: Held,
+    table: PlannedTable,
     vbucket: int,
     log: FailoverLog,
     high_seqno: int,
@@ -136,7 +145,7 @@ def decide(
     purge_seqno: int = 0,
     refused: Position | None = None,
     held: Position | None = None,
-) -> Decision:
+) -> VBucketDecision:
     """What to do with a vbucket of a table; ``held`` is where it stands, if that is known already.
 
     ``refused`` is the position that the bucket did not accept. If its failover log allows that position, it
@@ -145,10 +154,11 @@ def decide(
     held = table.current.position(vbucket) if held is None else held
     if not held.seqno:  # nothing is held that could be taken back; many vbuckets stay empty forever
         action = RestartAction.BACKFILL if high_seqno else RestartAction.RESUME
-        return Decision(action, held, Position.BEGINNING)
+        return VBucketDecision(action, held, Position.BEGINNING)
     is_on_newest = 0 < held.seqno <= high_seqno and held.vb_uuid == log.newest.vb_uuid
     if is_on_newest and refused is None and held.seqno >= purge_seqno:
-        return Decision(RestartAction.RESUME, held, held)  # the usual case: no need to look at the past
+        # the usual case: no need to look at the past
+        return VBucketDecision(RestartAction.RESUME, held, held)
     ways_back: list[tuple[int, Position]] = []
 
     def earlier() -> Iterator[Position]:
@@ -160,15 +170,15 @@ def decide(
         held, None, producer_log=log, high_seqno=high_seqno, purge_seqno=purge_seqno, earlier=earlier()
     )
     if refused is not None and decided.request == refused and refused.seqno:
-        return Decision(RestartAction.START_OVER, held, Position.BEGINNING)
+        return VBucketDecision(RestartAction.START_OVER, held, Position.BEGINNING)
     version = None
     if decided.action is RestartAction.ROLL_BACK:
         version = next(number for number, position in ways_back if position == decided.base)
-    return Decision(decided.action, held, decided.request, version)
+    return VBucketDecision(decided.action, held, decided.request, version)
 
 
 def plan_round(
-    tables: Sequence[Held],
+    tables: Sequence[PlannedTable],
     state: BucketState,
     *,
     refused: Mapping[int, Position],
@@ -185,10 +195,10 @@ def plan_round(
     nothing is read, ``skipped`` vbuckets that wait for their next attempt. At most ``max_changes`` are read,
     beginning with vbucket ``first``. ``held`` is where each table stands, if the caller knows it already.
     """
-    decisions: list[dict[int, Decision]] = [{} for _ in tables]
+    decisions: list[dict[int, VBucketDecision]] = [{} for _ in tables]
     anew, waiting = set(start_over), set(skipped)
     stands = [dict(table.current.positions) for table in tables] if held is None else held
-    ranges: dict[int, Range] = {}
+    ranges: dict[int, ReadRange] = {}
     lag = 0
     for vbucket, log in state.failover_logs.items():
         high = state.high_seqnos.get(vbucket)
@@ -198,7 +208,7 @@ def plan_round(
         for index, table in enumerate(tables):
             stand = stands[index].get(vbucket, Position.BEGINNING)
             if vbucket in anew:
-                decision = Decision(RestartAction.START_OVER, stand, Position.BEGINNING)
+                decision = VBucketDecision(RestartAction.START_OVER, stand, Position.BEGINNING)
             else:
                 decision = decide(table, vbucket, log, high, refused=refused.get(vbucket), held=stand)
             if decision.action in (RestartAction.ROLL_BACK, RestartAction.START_OVER):
@@ -208,35 +218,35 @@ def plan_round(
         end = high if ends is None else min(high, ends.get(vbucket, high))
         lag += max(0, high - start.seqno)
         if end > start.seqno and vbucket not in waiting:
-            ranges[vbucket] = Range(start, end)
+            ranges[vbucket] = ReadRange(start, end)
     chosen = ranges if max_changes is None else _limited(ranges, max_changes, first)
     read = sum(span.changes for span in chosen.values())
     return RoundPlan(tuple(decisions), chosen, lag, sum(span.changes for span in ranges.values()) - read)
 
 
-def _limited(ranges: Mapping[int, Range], max_changes: int, first: int) -> dict[int, Range]:
+def _limited(ranges: Mapping[int, ReadRange], max_changes: int, first: int) -> dict[int, ReadRange]:
     """Whole vbuckets as far as the limit goes, in order and beginning with ``first``; the last one in part.
     The bucket may go on to the end of a snapshot.
     """
     order = sorted(ranges)
     begin = bisect_left(order, first)
-    chosen: dict[int, Range] = {}
+    chosen: dict[int, ReadRange] = {}
     room = max_changes
     for vbucket in order[begin:] + order[:begin]:
         if room <= 0:
             break
         span = ranges[vbucket]
-        chosen[vbucket] = Range(span.start, min(span.end, span.start.seqno + room))
+        chosen[vbucket] = ReadRange(span.start, min(span.end, span.start.seqno + room))
         room -= span.changes
     return chosen
 
 
 def divided(
-    ranges: Mapping[int, Range],
+    ranges: Mapping[int, ReadRange],
     homes: Mapping[int, str],
     parallelism: int,
     fresh: AbstractSet[int] = frozenset(),
-) -> list[Ranges]:
+) -> list[ReadRanges]:
     """Ranges as tasks of about equal work: neighbours of one node each, so that a task needs few connections
     and writes files whose rows lie close together.
 
@@ -254,7 +264,7 @@ def divided(
     for vbucket in sorted(ranges):
         home = None if vbucket in fresh else homes.get(vbucket, "")
         by_home.setdefault(home, []).append(vbucket)
-    tasks: list[Ranges] = []
+    tasks: list[ReadRanges] = []
     for vbuckets in by_home.values():
         cost = sum(costs[vbucket] for vbucket in vbuckets)
         parts = max(1, min(len(vbuckets), round(wanted * cost / total)))
@@ -263,6 +273,6 @@ def divided(
         for part in range(1, parts + 1):
             end = len(vbuckets) if part == parts else bisect_left(edges, cost * part / parts)
             if end > begin:
-                tasks.append(Ranges((vbucket, ranges[vbucket]) for vbucket in vbuckets[begin:end]))
+                tasks.append(ReadRanges((vbucket, ranges[vbucket]) for vbucket in vbuckets[begin:end]))
                 begin = end
     return tasks

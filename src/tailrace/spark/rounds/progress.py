@@ -8,7 +8,7 @@ from typing import Any
 
 from ...clock import SYSTEM, Clock
 from ...model import Position
-from .planning import Range, changes_of
+from .planning import ReadRange, changes_of
 
 __all__ = ["RoundProgress", "RoundUnderway", "Standing", "TableCounts", "TableFigures"]
 
@@ -136,10 +136,10 @@ class RoundUnderway:
         self._clock = clock
         self._is_waiting = is_waiting
         self._read_began = self._last_done = clock.monotonic()
-        self._pieces: Sequence[Mapping[int, Range]] = ()
+        self._pieces: Sequence[Mapping[int, ReadRange]] = ()
         self._done: frozenset[int] = frozenset()
 
-    def read(self, pieces: Sequence[Mapping[int, Range]]) -> None:
+    def read(self, pieces: Sequence[Mapping[int, ReadRange]]) -> None:
         """These are read now; a round whose tables get new columns reads twice."""
         self._read_began = self._last_done = self._clock.monotonic()
         self._done = frozenset()

@@ -14,7 +14,7 @@ from ...client.events import Flush, Rollback, StreamEnd
 from ...client.read_options import SeenEnd
 from ...errors import ConnectError, LoginError, NotPersistedYet
 from ...model import Position
-from .planning import Range
+from .planning import ReadRange
 
 __all__ = ["Taker", "read_ranges"]
 
@@ -46,7 +46,7 @@ class Taker(Protocol):
         ...
 
 
-def read_ranges(source: BlockingSource, ranges: Mapping[int, Range], taker: Taker) -> None:
+def read_ranges(source: BlockingSource, ranges: Mapping[int, ReadRange], taker: Taker) -> None:
     """Stream vbuckets, and report for each where it stands or why it could not be read."""
     for vbucket, span in ranges.items():
         if not span.changes:
@@ -69,7 +69,7 @@ class _Waves:
     MOST_CHANGES = 40_000
     BYTES = 24 << 20
 
-    def __init__(self, ranges: Mapping[int, Range]) -> None:
+    def __init__(self, ranges: Mapping[int, ReadRange]) -> None:
         self._ranges = {vbucket: span for vbucket, span in ranges.items() if span.changes}
         self._order = deque(sorted(self._ranges))
         self._rows = 0
@@ -79,9 +79,9 @@ class _Waves:
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
 
-    def next_wave(self) -> dict[int, Range]:
+    def next_wave(self) -> dict[int, ReadRange]:
         """The next group, of at least one vbucket; empty if none is left."""
-        wave: dict[int, Range] = {}
+        wave: dict[int, ReadRange] = {}
         room = self._changes()
         while self._order:
             span = self._ranges[self._order[0]]
@@ -98,8 +98,8 @@ class _Waves:
 
 
 def _read_once(
-    source: BlockingSource, left: Mapping[int, Range], taker: Taker, waves: _Waves
-) -> dict[int, Range]:
+    source: BlockingSource, left: Mapping[int, ReadRange], taker: Taker, waves: _Waves
+) -> dict[int, ReadRange]:
     """Stream once; the ranges of vbuckets that stopped inside a snapshot, which a bucket need not finish."""
     stands = {vbucket: span.start for vbucket, span in left.items()}
     waited_for, left_out = set(left), set[int]()
@@ -133,11 +133,11 @@ def _read_once(
         for vbucket in waited_for:
             taker.fail(vbucket, str(error))
         left_out |= waited_for
-    again: dict[int, Range] = {}
+    again: dict[int, ReadRange] = {}
     for vbucket in left.keys() - left_out:
         position = stands[vbucket]
         if position.at_snapshot_end:
             taker.stand(vbucket, Position.at(position.vb_uuid, position.seqno))
         else:
-            again[vbucket] = Range(position, position.snapshot_end)
+            again[vbucket] = ReadRange(position, position.snapshot_end)
     return again

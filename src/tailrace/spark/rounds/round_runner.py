@@ -18,7 +18,7 @@ from .committing import RoundCommitter, RoundCounts
 from .freshness import Freshness, Stands
 from .handle import MirrorHandle
 from .housekeeping import Housekeeping
-from .planning import Range, RoundPlan, divided
+from .planning import ReadRange, RoundPlan, divided
 from .progress import RoundProgress, RoundUnderway, TableCounts, TableFigures
 from .task import RoundTask, TableTarget, TaskAnswer
 from .task_targets import log_target, planned_branches, table_target, with_branches
@@ -117,7 +117,7 @@ class RoundRunner:
         """Run the tasks; their answers, and where they wrote."""
         asked = self._asked
         with time.spent("plan"):
-            ranges: Mapping[int, Range] = plan.ranges
+            ranges: Mapping[int, ReadRange] = plan.ranges
             log = None
             if asked.log is not None:
                 waiting = self._troubled.waiting(self._clock.monotonic())

@@ -31,7 +31,7 @@ from ...table.contract import TaskResult
 from ...table.sink import RowSink, TableWriter
 from .change_log import ChangeLogTarget, ChangeSink
 from .connections import borrowed_source
-from .planning import Range
+from .planning import ReadRange
 from .reading import read_ranges
 
 __all__ = ["RoundTask", "TableTarget", "TaskAnswer"]
@@ -112,7 +112,7 @@ class RoundTask:
     planned_branches: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """By vbucket, the vb_uuids that the plan knew, if it relies on more than the start of the stream."""
 
-    def __call__(self, ranges: Mapping[int, Range]) -> TaskAnswer:
+    def __call__(self, ranges: Mapping[int, ReadRange]) -> TaskAnswer:
         crash_point("mirror.in-task")
         began = SYSTEM.monotonic()
         reader = _TaskReader(self)
@@ -261,7 +261,7 @@ class _TaskReader:
         for collection in self._collections:
             collection.complete(vbucket)
 
-    def finish(self, ranges: Mapping[int, Range]) -> TaskAnswer:
+    def finish(self, ranges: Mapping[int, ReadRange]) -> TaskAnswer:
         """Write the rest."""
         began = self._clock.monotonic()
         answer = self.answer

@@ -11,7 +11,7 @@ from ...table.rows import DELETED
 from ...table.sink import TableWriter
 from .bucket_watch import BucketState
 from .change_log import ChangeLogTarget, LogBranch, branch_point
-from .planning import Decision, Range, RoundPlan
+from .planning import ReadRange, RoundPlan, VBucketDecision
 from .task import TableTarget
 
 __all__ = ["log_target", "planned_branches", "table_target", "with_branches"]
@@ -20,8 +20,8 @@ __all__ = ["log_target", "planned_branches", "table_target", "with_branches"]
 def table_target(
     table: Table,
     held: Mapping[int, Position],
-    decisions: Mapping[int, Decision],
-    ranges: Mapping[int, Range],
+    decisions: Mapping[int, VBucketDecision],
+    ranges: Mapping[int, ReadRange],
 ) -> TableTarget:
     """The target for a table that stands at ``held``, for these ranges."""
     floors = _floors(held, decisions, ranges)
@@ -46,8 +46,8 @@ def log_target(
     log: Table,
     held: Mapping[int, Position],
     state: BucketState,
-    decisions: Mapping[int, Decision],
-    ranges: Mapping[int, Range],
+    decisions: Mapping[int, VBucketDecision],
+    ranges: Mapping[int, ReadRange],
 ) -> ChangeLogTarget:
     """The target for a change log that stands at ``held``, for these ranges."""
     branches = {}
@@ -85,7 +85,7 @@ def planned_branches(
 
 def with_branches(
     plan: RoundPlan, state: BucketState, tables: Sequence[Table], log: Table, waiting: Iterable[int]
-) -> dict[int, Range]:
+) -> dict[int, ReadRange]:
     """The ranges of a plan, extended where the change log branches: they include all that comes again of what
     it holds, since only the round of the branch tells that apart from what is new.
 
@@ -99,14 +99,14 @@ def with_branches(
             for decisions, table in zip(plan.decisions, every, strict=True)
         ]
         start = min(starts, key=lambda position: position.seqno)
-        known = ranges.get(vbucket, Range(start, start.seqno))
+        known = ranges.get(vbucket, ReadRange(start, start.seqno))
         stands = branch_point(log, vbucket, state.failover_logs[vbucket])
-        ranges[vbucket] = Range(known.start, max(known.end, stands))
+        ranges[vbucket] = ReadRange(known.start, max(known.end, stands))
     return ranges
 
 
 def _floors(
-    held: Mapping[int, Position], decisions: Mapping[int, Decision], ranges: Mapping[int, Range]
+    held: Mapping[int, Position], decisions: Mapping[int, VBucketDecision], ranges: Mapping[int, ReadRange]
 ) -> dict[int, int]:
     """The table's seqno in vbuckets where it is further than the start of the stream."""
     floors = {}

@@ -31,7 +31,7 @@ from ..source.options import parse_mirror_options
 from .compare import DIGEST_SCHEMA, Difference, Digester, compare, newest
 from .connections import borrowed_source
 from .jobs import Jobs
-from .planning import Range, changes_of, divided
+from .planning import ReadRange, changes_of, divided
 from .reading import read_ranges
 from .same_bucket import check_same_bucket
 from .table_contents import options_of_table
@@ -106,9 +106,9 @@ class _VerifyTask:
     """The table's seqno in each vbucket."""
     documents: DocumentColumns | None = None
 
-    def __call__(self, ranges: Mapping[int, Range]) -> _Found:
+    def __call__(self, ranges: Mapping[int, ReadRange]) -> _Found:
         findings = _Found()
-        group: dict[int, Range] = {}
+        group: dict[int, ReadRange] = {}
         size = 0
         for vbucket, span in sorted(ranges.items()):
             if group and size + span.changes > _GROUP_CHANGES:
@@ -120,7 +120,7 @@ class _VerifyTask:
             self._compare(group, findings)
         return findings
 
-    def _compare(self, ranges: Mapping[int, Range], findings: _Found) -> None:
+    def _compare(self, ranges: Mapping[int, ReadRange], findings: _Found) -> None:
         bucket = self._bucket_rows(ranges, findings)
         table = self._table_rows(min(ranges), max(ranges), ranges, findings)
         positions = np.zeros(max(ranges) + 1, dtype=np.int64)
@@ -133,7 +133,7 @@ class _VerifyTask:
         findings.documents += bucket.num_rows - (pc.sum(bucket["deleted"]).as_py() or 0)
         findings.rows += table.num_rows
 
-    def _bucket_rows(self, ranges: Mapping[int, Range], findings: _Found) -> pa.Table:
+    def _bucket_rows(self, ranges: Mapping[int, ReadRange], findings: _Found) -> pa.Table:
         """The last state of each document, deletions too. VBuckets that go back meanwhile are read again."""
         parts: list[pa.Table] = []
         left = dict(ranges)
@@ -150,7 +150,9 @@ class _VerifyTask:
                 return pa.concat_tables(parts)
         raise ConnectError(f"the bucket takes changes of vbucket {min(left)} back time and again")
 
-    def _table_rows(self, first: int, last: int, wanted: Mapping[int, Range], findings: _Found) -> pa.Table:
+    def _table_rows(
+        self, first: int, last: int, wanted: Mapping[int, ReadRange], findings: _Found
+    ) -> pa.Table:
         keeps_deletes = DELETED.name in self.schema.names
         digester = Digester(self.secret, self.documents)
         batches = scan(
@@ -262,7 +264,7 @@ def verify_table(
         table.documents,
     )
     # vbuckets without changes too: the table may have rows of them
-    ranges = {vbucket: Range(Position.BEGINNING, ends.get(vbucket, 0)) for vbucket in homes}
+    ranges = {vbucket: ReadRange(Position.BEGINNING, ends.get(vbucket, 0)) for vbucket in homes}
     where = {vbucket: str(home) for vbucket, home in homes.items()}
     pieces = divided(ranges, where, jobs.parallelism)
     compared: set[int] = set()
