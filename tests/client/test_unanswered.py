@@ -142,7 +142,7 @@ def test_every_node_is_asked_for_names() -> None:
 
     class Link:
         def __init__(self) -> None:
-            self.granted = SimpleNamespace(session=SimpleNamespace(collections=True))
+            self.granted = SimpleNamespace(handshake=SimpleNamespace(collections=True))
             self.asked: list[Callable[[bytes | None], None]] = []
 
         def ask(self, _script: Any, then: Callable[[bytes | None], None], _now: float) -> None:

@@ -434,7 +434,7 @@ class Source:
     def has_collections(self) -> bool:
         """Whether the server supports collections."""
         granted = [link.granted for _, link in self._nodes.links() if link.granted is not None]
-        return any(agreed.session.collections for agreed in granted)
+        return any(agreed.handshake.collections for agreed in granted)
 
     @property
     def collection_names(self) -> Mapping[int, tuple[str, str]]:

@@ -75,7 +75,7 @@ class Catalog:
             if link in self._asked:
                 continue
             self._asked.add(link)
-            if not link.granted.session.collections:
+            if not link.granted.handshake.collections:
                 if self._scope or self._collections:
                     raise UsageError("the server has no collections, so a reading can't be limited to some")
                 self._told.add(link)
@@ -113,7 +113,7 @@ class Catalog:
     def request_value(self, link: DcpReader, purge_seqno: int) -> bytes:
         """The JSON of a stream request: what to send, and what we know of purges."""
         assert link.granted is not None
-        if not link.granted.session.collections:
+        if not link.granted.handshake.collections:
             return b""
         members = dict(self.stream_filter)
         if purge_seqno:

@@ -167,18 +167,18 @@ class KvClient:
     @property
     def json_type(self) -> bool:
         """Whether the server takes the JSON datatype."""
-        return Feature.JSON in self._nodes.anywhere().session.features
+        return Feature.JSON in self._nodes.anywhere().handshake.features
 
     @property
     def xattrs(self) -> bool:
         """Whether the server accepts xattrs with a document."""
-        return Feature.XATTR in self._nodes.anywhere().session.features
+        return Feature.XATTR in self._nodes.anywhere().handshake.features
 
     def packed(self, value: bytes, datatype: int) -> tuple[bytes, int]:
         """A value as it is sent: compressed if the connection string and the server say so, and it helps."""
         if not self._where.compression or len(value) < _MIN_PACKED_BYTES or datatype & Datatype.SNAPPY:
             return value, datatype
-        if Feature.SNAPPY not in self._nodes.anywhere().session.features:
+        if Feature.SNAPPY not in self._nodes.anywhere().handshake.features:
             return value, datatype
         smaller = deflate(value)
         is_worth_it = len(smaller) < _WORTH_IT * len(value)
@@ -224,7 +224,7 @@ class KvClient:
         """Store a document: bytes as they are, anything else as JSON."""
         vbucket, wire_key = self._place(key, collection)
         body, kind = _value(value, datatype)
-        if not self._nodes.connection_for(vbucket).session.features & {Feature.JSON}:
+        if not self._nodes.connection_for(vbucket).handshake.features & {Feature.JSON}:
             kind &= ~Datatype.JSON
         body, kind = self.packed(body, kind)
         return self._write(

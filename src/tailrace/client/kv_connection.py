@@ -60,14 +60,14 @@ class KvConnection:
         self._answers: list[Frame] = []
         """Answers to pipelined requests that came while a script was running."""
         try:
-            self.session: HandshakeResult = self.run(handshake(introduction, rng_.source()))
+            self.handshake: HandshakeResult = self.run(handshake(introduction, rng_.source()))
         except BaseException:
             self.close()
             raise
 
     @property
     def collections(self) -> bool:
-        return self.session.collections
+        return self.handshake.collections
 
     def run(self, script: Script[T]) -> T:
         """Run a script, and return its result."""

@@ -136,7 +136,7 @@ class KvNodes:
         raise ConnectError("; ".join(reasons))
 
     def _first_map(self, connection: KvConnection) -> ClusterMap | None:
-        config = connection.session.config
+        config = connection.handshake.config
         if config is None:
             # an old server without maps stands alone; its seqnos tell how many vbuckets it has
             answer = connection.run(ask(GetAllVbSeqnos(), "get all vb seqnos"))

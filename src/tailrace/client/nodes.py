@@ -181,7 +181,7 @@ class Nodes:
         node.backoff.reset()
         node.troubled_since, node.trouble = None, ""
         self._seeds_failed.clear()
-        config = node.link.granted.session.config
+        config = node.link.granted.handshake.config
         if config is not None:
             self.apply(config, address)
         elif self.map is None:
@@ -361,7 +361,7 @@ class Nodes:
     def _known_version(self, link: DcpReader) -> tuple[int, int] | None:
         """The version of our map, if telling the node makes it answer only with a newer one; or None."""
         takes_it = link.granted is not None and (
-            Feature.GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION in link.granted.session.features
+            Feature.GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION in link.granted.handshake.features
         )
         # if the name leads to another cluster now, that has revisions of its own
         if self.map is None or self._has_moved or not takes_it or min(self.map.version) < 1:

@@ -165,7 +165,7 @@ class Portion:
         vbucket, vb_uuid = carried.stream.vbucket, run.log.branch_of(seqno_of(message))
         if not isinstance(message, DcpSystemEvent | DcpSeqnoAdvanced):
             granted = self.link.granted
-            collections = granted is not None and granted.session.collections
+            collections = granted is not None and granted.handshake.collections
             write = make_durable_write(message, vb_uuid, snapshot, collections=collections)
             hidden = self._catalog.left_out.hides_document(write.collection_id, write.key)
             return None if hidden else write

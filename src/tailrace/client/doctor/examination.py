@@ -168,7 +168,7 @@ class Examination:
     # map
 
     def _examine_map(self, first: KvConnection, connections: ExitStack) -> Iterator[Finding]:
-        if first.session.config is None:
+        if first.handshake.config is None:
             yield error(
                 "map",
                 f"{first.address} has no cluster map for bucket {self._where.bucket!r}",
@@ -176,7 +176,7 @@ class Examination:
             )
             return
         try:
-            seen = self._parsed(first.session.config, first.address)
+            seen = self._parsed(first.handshake.config, first.address)
         except TailraceError as problem:
             yield error(
                 "networks" if isinstance(problem, ConnectError) else "map",
@@ -196,7 +196,7 @@ class Examination:
             f"revision {seen.epoch}.{seen.revision}: {seen.vbucket_count} vbuckets on {len(seen.nodes)} "
             f"node{'s' if len(seen.nodes) > 1 else ''}, {replicas} replica{'s' if replicas != 1 else ''}",
         )
-        yield from self._examine_networks(seen, first.session.config)
+        yield from self._examine_networks(seen, first.handshake.config)
         yield from _examine_chains(seen)
         states = []
         unreachable = []
@@ -281,7 +281,7 @@ class Examination:
 
 
 def _examine_features(first: KvConnection) -> Iterator[Finding]:
-    granted = first.session.features
+    granted = first.handshake.features
     missing = {feature: loss for feature, loss in _WORTH.items() if feature not in granted}
     for feature, loss in missing.items():
         yield warning(

@@ -109,10 +109,10 @@ class ReaderSettings:
             asked |= OpenFlag.NO_VALUE
         return int(asked)
 
-    def controls(self, session: HandshakeResult) -> list[tuple[bytes, bytes, bool]]:
+    def controls(self, agreed: HandshakeResult) -> list[tuple[bytes, bytes, bool]]:
         """Key, value, and whether the connection is of no use without it."""
         # docs/spec/dcp.md#stream-request-5: without noops such streams are refused
-        needs_noop = session.collections or self.include_xattrs
+        needs_noop = agreed.collections or self.include_xattrs
         wanted = [
             (ControlKey.ENABLE_NOOP, b"true", needs_noop),
             (ControlKey.SET_NOOP_INTERVAL, f"{self.noop_interval_s:g}".encode(), False),
@@ -121,14 +121,14 @@ class ReaderSettings:
             (ControlKey.ENABLE_EXPIRY_OPCODE, b"true", False),
             (ControlKey.SUPPORTS_CURSOR_DROPPING_VULCAN, b"true", False),
         ]
-        if session.collections:
+        if agreed.collections:
             wanted.append((ControlKey.MAX_MARKER_VERSION, b"2.2", False))
             wanted.append((ControlKey.FLATBUFFERS_SYSTEM_EVENTS, b"true", False))
-        if self.compress and Feature.SNAPPY in session.features:
+        if self.compress and Feature.SNAPPY in agreed.features:
             wanted.append((ControlKey.FORCE_VALUE_COMPRESSION, b"true", False))
         if self.priority:
             wanted.append((ControlKey.SET_PRIORITY, self.priority.encode(), False))
-        if self.out_of_order and session.collections:
+        if self.out_of_order and agreed.collections:
             wanted.append((ControlKey.ENABLE_OSO, b"true_with_seqno_advanced", False))
         if self.every_version:
             wanted.append((ControlKey.CHANGE_STREAMS, b"true", True))
@@ -143,15 +143,15 @@ class ReaderSettings:
 class Granted:
     """The result of opening the connection."""
 
-    session: HandshakeResult
+    handshake: HandshakeResult
     noop: bool = True
     refused: list[str] = field(default_factory=list)
 
 
 def _open(introduction: Introduction, settings: ReaderSettings, rng: random.Random) -> Script[Granted]:
     """From the first byte to a connection that takes stream requests."""
-    session = yield from handshake(introduction, rng)
-    wanted = settings.controls(session)
+    agreed = yield from handshake(introduction, rng)
+    wanted = settings.controls(agreed)
     answers = yield [
         DcpOpen(key=settings.name.encode(), flags=settings.flags),
         *(DcpControl(key=key, value=value) for key, value, _ in wanted),
@@ -161,7 +161,7 @@ def _open(introduction: Introduction, settings: ReaderSettings, rng: random.Rand
         raise LoginError("this user may not read change streams; give it the privilege or use another one")
     if opened != Status.SUCCESS:
         raise StatusError(opened, "dcp open", answers[0].value)
-    granted = Granted(session)
+    granted = Granted(agreed)
     for (key, _, is_needed), answer in zip(wanted, answers[1:], strict=True):
         if answer.status == Status.SUCCESS:
             continue
@@ -285,11 +285,11 @@ class DcpReader:
         """The server has closed the connection in an orderly way."""
 
     def _scan(self) -> None:
-        session = self.granted.session if self.granted else None
-        limit = MAX_FRAME if session else MAX_FRAME_BEFORE_OPEN
+        agreed = self.granted.handshake if self.granted else None
+        limit = MAX_FRAME if agreed else MAX_FRAME_BEFORE_OPEN
         # a block is far smaller than what one scan reads, so this finds everything
         frames = scan(
-            self._buffer.pending, collections=session is not None and session.collections, limit=limit
+            self._buffer.pending, collections=agreed is not None and agreed.collections, limit=limit
         )
         if frames.error is not None:
             raise frames.error

@@ -61,8 +61,8 @@ class TranslatingReader(DcpTranslation, DcpReader):
         super().__init__(introduction, settings, rng=rng, now=now, patience=patience)
 
     def _opening(self, introduction: Introduction, rng: random.Random) -> Script[Granted]:
-        session: HandshakeResult = yield from handshake(introduction, rng)
-        return Granted(session, noop=False)
+        agreed: HandshakeResult = yield from handshake(introduction, rng)
+        return Granted(agreed, noop=False)
 
     def _opened(self, granted: Granted) -> None:
         super()._opened(granted)
