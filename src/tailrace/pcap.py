@@ -505,23 +505,23 @@ class TcpStreams:
         self._open.clear()
 
     def _conversation(self, key: frozenset[Endpoint], segment: _Segment) -> _Conversation:
-        known = self._open.get(key)
+        conversation = self._open.get(key)
         begins = segment.flags & (_SYN | _ACK) == _SYN
-        if known is not None and not (begins and known.syn not in (None, segment.seq)):
-            if begins and known.client is None:
-                known.client, known.syn = segment.source, segment.seq
-            return known
-        if known is None and len(self._open) >= MAX_CONVERSATIONS:
+        if conversation is not None and not (begins and conversation.syn not in (None, segment.seq)):
+            if begins and conversation.client is None:
+                conversation.client, conversation.syn = segment.source, segment.seq
+            return conversation
+        if conversation is None and len(self._open) >= MAX_CONVERSATIONS:
             raise InputError(f"the capture has more than {MAX_CONVERSATIONS} conversations, choose a --port")
         self._count += 1
-        made = _Conversation(
+        begun = _Conversation(
             self._count,
             self._client(segment),
             {segment.source: _Side(), segment.destination: _Side()},
             segment.seq if begins else None,
         )
-        self._open[key] = made
-        return made
+        self._open[key] = begun
+        return begun
 
     def _client(self, segment: _Segment) -> Endpoint | None:
         """The endpoint that opened the conversation, if the segment tells."""

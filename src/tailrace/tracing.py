@@ -63,14 +63,14 @@ def span(name: str, **attributes: Any) -> Iterator[dict[str, Any]]:
     """A span around the block; spans inside are its children. What the block puts into the dictionary becomes
     attributes.
     """
-    told: dict[str, Any] = {}
+    more: dict[str, Any] = {}
     tracer = _tracer()
     if tracer is None:
-        yield told
+        yield more
         return
     with tracer.start_as_current_span(name, attributes=_named(attributes)) as current:
-        yield told
-        current.set_attributes(_named(told))
+        yield more
+        current.set_attributes(_named(more))
 
 
 def add_span(name: str, began_ns: int, ended_ns: int, **attributes: Any) -> None:

@@ -78,8 +78,10 @@ def _node(home: Path) -> Iterator[str]:
         deadline = SYSTEM.monotonic() + _PATIENCE_S
         while not ready.exists():
             if process.poll() is not None or SYSTEM.monotonic() > deadline:
-                said = process.stderr.read().strip() if process.stderr and process.poll() is not None else ""
-                raise TailraceError(f"the node did not start: {said or 'no answer'}, try another --dir")
+                error_text = (
+                    process.stderr.read().strip() if process.stderr and process.poll() is not None else ""
+                )
+                raise TailraceError(f"the node did not start: {error_text or 'no answer'}, try another --dir")
             sleep(0.05)
         node = json.loads(ready.read_text())
         yield f"couchbase://{node['host']}:{node['port']}/default"

@@ -231,10 +231,10 @@ def _report(error: Exception, session: ProgramRun) -> int:
     """Print an error as one line; returns the exit code."""
     if session.debug:
         traceback.print_exception(error)
-    code, what = _explain(_of_java(error) or error)
+    code, message = _explain(_of_java(error) or error)
     # one line, even if a peer or a file name put line feeds into the text
     with contextlib.suppress(OSError):
-        click.echo(f"{PROGRAM}: error: {' '.join(printable(what, ' ').split())}", err=True)
+        click.echo(f"{PROGRAM}: error: {' '.join(printable(message, ' ').split())}", err=True)
     return code
 
 

@@ -259,16 +259,16 @@ _VERDICT_S = 10.0
 
 
 def _remembered(table: str, storage: dict[str, str]) -> Callable[[], dict[str, Any] | None]:
-    known: tuple[float, dict[str, Any] | None] = (-_VERDICT_S, None)
+    last: tuple[float, dict[str, Any] | None] = (-_VERDICT_S, None)
 
     def verdict() -> dict[str, Any] | None:
-        nonlocal known
+        nonlocal last
         from ..table.last_verdict import last_verdict
 
         now = SYSTEM.monotonic()
-        if now - known[0] >= _VERDICT_S:
-            known = now, last_verdict(table, storage)
-        return known[1]
+        if now - last[0] >= _VERDICT_S:
+            last = now, last_verdict(table, storage)
+        return last[1]
 
     return verdict
 
@@ -326,19 +326,19 @@ class _View:
         rate = f"{underway['rate']:,.0f}/s, " if underway["rate"] else ""
         self._bar.describe(f"mirroring, {rate}{vbuckets}")
 
-    def show(self, what: RoundProgress) -> None:
+    def show(self, done: RoundProgress) -> None:
         """Called when a round is done."""
         self._has_shown = True
         figures = self.figures
-        figures.add(what)
+        figures.add(done)
         self._bar.reach(figures.total.changes)
-        self._bar.expect(figures.total.changes + what.lag_changes)
+        self._bar.expect(figures.total.changes + done.lag_changes)
         rescued = f", {figures.total.rescued:,} rescued" if figures.total.rescued else ""
-        self._bar.describe(f"mirroring, {what.rate:,.0f}/s, {what.lag_changes:,} behind{rescued}")
-        if what.rolled_back:
-            note(f"the bucket took changes back: rolled back {counted(len(what.rolled_back), 'vbucket')}")
+        self._bar.describe(f"mirroring, {done.rate:,.0f}/s, {done.lag_changes:,} behind{rescued}")
+        if done.rolled_back:
+            note(f"the bucket took changes back: rolled back {counted(len(done.rolled_back), 'vbucket')}")
         if self._as_json:
-            click.echo(json.dumps(what.to_json()))
+            click.echo(json.dumps(done.to_json()))
         self.write_metrics()
 
     def tell_trouble(self, text: str) -> None:

@@ -57,9 +57,9 @@ def command(table: str, sql: str, as_json: bool, storage_options: tuple[str, ...
     except (BrokenPipeError, UsageError):  # the reader of our output has gone; or it is our own error
         raise
     except Exception as error:  # noqa: BLE001 - the engine has its own classes for errors in a query
-        told = without_secrets(str(error), storage)
-        reason = told.splitlines()[0]
-        cause = error if told == str(error) else None  # --debug shows all of it
+        text = without_secrets(str(error), storage)
+        reason = text.splitlines()[0]
+        cause = error if text == str(error) else None  # --debug shows all of it
         if _FILE_OF_TABLE.search(reason):
             raise TableDamaged(
                 f"a file of the table can't be read: {reason}; restore it, or make a new table beside it "

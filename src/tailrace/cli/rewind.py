@@ -67,8 +67,8 @@ def command(
 def _chosen(vbuckets: tuple[str, ...]) -> list[int] | None:
     chosen: set[int] = set()
     for text in vbuckets:
-        some = parse_vbuckets(text)
-        if some is None:
+        parsed = parse_vbuckets(text)
+        if parsed is None:
             return None
-        chosen.update(some)
+        chosen.update(parsed)
     return sorted(chosen)

@@ -74,8 +74,8 @@ def command(
         except ConnectError as error:
             if len(data) <= _SAFE_BYTES:
                 raise
-            what = f"the server closed the connection at a value of {len(data)} bytes ({error})"
-            raise TailraceError(f"{what}, {_SMALLER}") from None
+            trouble = f"the server closed the connection at a value of {len(data)} bytes ({error})"
+            raise TailraceError(f"{trouble}, {_SMALLER}") from None
     if as_json:
         tell_written(key, stored)
     else:

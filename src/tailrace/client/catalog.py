@@ -85,12 +85,12 @@ class Catalog:
         self._told &= links
         self._settle()
 
-    def _answered(self, told: set[DcpReader], link: DcpReader, text: bytes | None) -> None:
+    def _answered(self, answered_by: set[DcpReader], link: DcpReader, text: bytes | None) -> None:
         if text is not None:
             self._read(text)
         elif self._scope or self._collections:
             raise UsageError("the server has no collections manifest, so a reading can't be limited")
-        told.add(link)  # an answer to an earlier reading's question counts for that reading only
+        answered_by.add(link)  # an answer to an earlier reading's question counts for that reading only
         self._settle()
 
     def can_request(self, link: DcpReader) -> bool:
@@ -121,9 +121,9 @@ class Catalog:
         return json.dumps(members, separators=(",", ":")).encode() if members else b""
 
     def _settle(self) -> None:
-        told = self._asked & self._told
+        answered = self._asked & self._told
         # a filter is made from what all of them know; without one, no node waits for another
-        self.is_ready = bool(told) and (told == self._asked or not (self._scope or self._collections))
+        self.is_ready = bool(answered) and (answered == self._asked or not (self._scope or self._collections))
         if self.is_ready and not self.stream_filter:  # made once: a source keeps what it is limited to
             self._make_filter()
 

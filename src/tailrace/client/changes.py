@@ -76,16 +76,16 @@ class MadeChanges:
             if (enough := int(ends[first]) + _STEP_BYTES) < ends[stop - 1]:
                 stop = int(np.searchsorted(ends, enough))
             step = slice(first, stop)
-            some = step if isinstance(rows, slice) else rows[step]  # slicing is the faster way
-            made: Iterator[Change]
+            step_rows = step if isinstance(rows, slice) else rows[step]  # slicing is the faster way
+            changes: Iterator[Change]
             if is_plain:
-                made = self._left = iter(plain_mutations(frames, some, place_of[step], places))
+                changes = self._left = iter(plain_mutations(frames, step_rows, place_of[step], places))
             else:
                 # one by one: a change that can't be unpacked must not fail before those ahead of it are taken
                 self._left = iter(place_of[step].tolist())
-                made = any_changes(frames, some, map(places.__getitem__, self._left))
+                changes = any_changes(frames, step_rows, map(places.__getitem__, self._left))
             first = self._stops_at = stop
-            yield made
+            yield changes
             if length_hint(self._left):
                 return  # one could not be made: what follows must not come before it
 

@@ -334,8 +334,8 @@ def _changed(event: Event, recent: dict[int, _Recent]) -> list[bytes] | None:
             recent[event.vbucket].add(event.seqno, event.key)
             return [event.key]
         case Rollback():
-            known = recent.get(event.vbucket)
-            keys = None if known is None else known.taken_back(event.seqno)
+            keys_since = recent.get(event.vbucket)
+            keys = None if keys_since is None else keys_since.taken_back(event.seqno)
             if keys is None:
                 recent.pop(event.vbucket, None)
             return keys

@@ -111,10 +111,10 @@ class KvNodes:
                 return
 
     def _ask_for_map(self, address: Address) -> ClusterMap | None:
-        if (known := self._connections.get(address)) is None:
+        if (connection := self._connections.get(address)) is None:
             return self._first_map(self._connect(address))
         try:
-            answer = known.run(ask(GetClusterConfig(), "get cluster config"))
+            answer = connection.run(ask(GetClusterConfig(), "get cluster config"))
         except StatusError:
             return None  # the node has no map, or none now
         return self._parsed(answer.value, address)

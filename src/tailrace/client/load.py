@@ -131,9 +131,9 @@ class MadeUp:
         numbers = self.deleted
         step = max(1, min(most, BATCH_REQUESTS))
         for first in range(0, len(numbers), step):
-            some = numbers[first : first + step]
-            vbuckets = self._vbuckets(some, vbucket_count)
-            yield RowsBatch(self._rows(template, some, vbuckets, number_at), vbuckets, some)
+            step_numbers = numbers[first : first + step]
+            vbuckets = self._vbuckets(step_numbers, vbucket_count)
+            yield RowsBatch(self._rows(template, step_numbers, vbuckets, number_at), vbuckets, step_numbers)
 
     def _rows(
         self,
@@ -147,9 +147,9 @@ class MadeUp:
         rows = np.tile(np.frombuffer(template, dtype=np.uint8), (count, 1))
         stamps = np.array(vbuckets, dtype=numpy_code(_VBUCKET))
         rows[:, _VBUCKET.place] = stamps.view(np.uint8).reshape(count, _VBUCKET.size)
-        rest = numbers.copy()
+        digits_left = numbers.copy()
         for place in reversed(range(self._digits)):
-            rest, digit = np.divmod(rest, 10)
+            digits_left, digit = np.divmod(digits_left, 10)
             rows[:, number_at + place] = digit + ord("0")
         return rows
 

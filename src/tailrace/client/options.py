@@ -258,10 +258,10 @@ def resolve(url: str | ConnectionString, options: SourceOptions) -> ConnectionSt
 def complete(options: SourceOptions, where: ConnectionString) -> SourceOptions:
     """The options, with default values replaced by those of the connection string, if it has any."""
     defaults = SourceOptions._defaults()
-    said = {"connect_timeout_s": where.connect_timeout_s, "compression": where.compression}
+    given_by_url = {"connect_timeout_s": where.connect_timeout_s, "compression": where.compression}
     taken: dict[str, Any] = {
         name: value
-        for name, value in said.items()
+        for name, value in given_by_url.items()
         if value is not None and getattr(options, name) == defaults[name]
     }
     return replace(options, **taken) if taken else options

@@ -124,27 +124,27 @@ class Portion:
 
     def tell(self, control: PlacedEvent, *, is_done: bool) -> None:
         """Add the event for something that happened between the changes, if the application should see it."""
-        what = control.what
-        vbucket, log = what.stream.vbucket, what.stream.log
+        happened = control.event
+        vbucket, log = happened.stream.vbucket, happened.stream.log
         vb_uuid = log.newest.vb_uuid if log is not None else 0
         event: Event | None = None
         position = None
-        match what:
-            case StreamOpened() if what.rolled_back_to is not None:
-                event, position = Rollback(vbucket, vb_uuid, what.rolled_back_to), what.position
+        match happened:
+            case StreamOpened() if happened.rolled_back_to is not None:
+                event, position = Rollback(vbucket, vb_uuid, happened.rolled_back_to), happened.position
             case MarkerReceived():
-                source = "disk" if what.flags & _DISK else "memory"
-                history = bool(what.flags & _HISTORY)
-                event = Snapshot(vbucket, vb_uuid, what.start, what.end, source, history)
+                source = "disk" if happened.flags & _DISK else "memory"
+                history = bool(happened.flags & _HISTORY)
+                event = Snapshot(vbucket, vb_uuid, happened.start, happened.end, source, history)
             case OsoReceived():
-                self.ends[vbucket], position = what.stream.position, what.position
+                self.ends[vbucket], position = happened.stream.position, happened.position
                 event = SeqnoAdvanced(vbucket, vb_uuid, position.seqno, (position.seqno, position.seqno))
             case VBucketFlushed():
                 event = Flush(vbucket)
             case Carried():
-                event = self._carried(what)
+                event = self._carried(happened)
             case StreamEnded() if is_done:
-                event = StreamEnd(vbucket, end_reason(what.status))
+                event = StreamEnd(vbucket, end_reason(happened.status))
         if event is not None:
             self.between.append(EventBetween(control.row, event, position))
 

@@ -144,8 +144,8 @@ class Recording:
         reader was sent back, it has nothing of the branch that the reader would have gone to.
         """
         exchanges = self.exchanges.get(vbucket, [])
-        told = [number for number, exchange in enumerate(exchanges) if exchange.is_accepted]
-        return exchanges[: told[-1] + 1] if told else []
+        accepted = [number for number, exchange in enumerate(exchanges) if exchange.is_accepted]
+        return exchanges[: accepted[-1] + 1] if accepted else []
 
     def high_seqno(self, vbucket: int) -> int:
         """The seqno of a vbucket when the recording stopped, on the branch that it had then."""

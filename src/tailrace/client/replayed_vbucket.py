@@ -39,8 +39,8 @@ class ReplayedVBucket:
         number = next((n for n in later if _place(self._exchanges[n].request) == _place(frame)), None)
         comes_back = number is None and asked.start_seqno > 0
         if comes_back:
-            told = (n for n in earlier if not self._is_given_up(n))
-            number = next((n for n in (*later, *told) if _has(self._exchanges[n], asked)), None)
+            again = (n for n in earlier if not self._is_given_up(n))
+            number = next((n for n in (*later, *again) if _has(self._exchanges[n], asked)), None)
         if number is None and self._next < count:
             number, comes_back = self._next, False
         if number is None:

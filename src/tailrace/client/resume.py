@@ -194,10 +194,10 @@ class Reading:
                         break
                 else:
                     unresolved.setdefault(node.address, []).append(progress)
-        for address, some in unresolved.items():
-            self._limits.resolve(address, some)
-        for link, some in requested.items():
-            self._limits.confirm_ends(link, some)
+        for address, waiting in unresolved.items():
+            self._limits.resolve(address, waiting)
+        for link, in_requests in requested.items():
+            self._limits.confirm_ends(link, in_requests)
 
     def _need_nodes(self, map_: ClusterMap) -> None:
         """Say which nodes we need connections to, if that may have changed."""
@@ -386,21 +386,21 @@ class Reading:
     def _portion(self, address: Address, link: DcpReader, delivery: ChangeDelivery) -> Portion:
         portion = Portion(link, delivery, self.progress, self._catalog)
         for control in delivery.controls:
-            what = control.what
-            progress = self.progress[what.stream.vbucket]
-            match what:
+            event = control.event
+            progress = self.progress[event.stream.vbucket]
+            match event:
                 case StreamOpened():
                     had = progress.delivered.seqno
-                    progress.opened(what.position, self._now)
-                    progress.history = what.stream.log
-                    if what.rolled_back_to is not None:
-                        self.taken_back.note(what.stream.vbucket, had, what.rolled_back_to)
+                    progress.opened(event.position, self._now)
+                    progress.history = event.stream.log
+                    if event.rolled_back_to is not None:
+                        self.taken_back.note(event.stream.vbucket, had, event.rolled_back_to)
                 case MarkerReceived():
                     progress.is_owed = True
                 case RequestRefused():
-                    self._refused(progress, what, address)
+                    self._refused(progress, event, address)
                 case StreamEnded():
-                    self._ended(progress, what.status, address)
+                    self._ended(progress, event.status, address)
             portion.tell(control, is_done=progress.state is ReadingState.DONE)
         portion.leave_out()
         return portion

@@ -108,11 +108,11 @@ class FileState:
 
     def _text(self, vbucket: int, position: SavedPosition) -> str:
         """The JSON of a position, cached: most positions have not changed since the last save."""
-        known = self._texts.get(vbucket)
-        if known is None or known[0] is not position:
-            known = position, json.dumps(position.to_json(), separators=(",", ":"))
-            self._texts[vbucket] = known
-        return known[1]
+        cached = self._texts.get(vbucket)
+        if cached is None or cached[0] is not position:
+            cached = position, json.dumps(position.to_json(), separators=(",", ":"))
+            self._texts[vbucket] = cached
+        return cached[1]
 
 
 def parse_state(text: str | bytes) -> tuple[str | None, str, dict[int, SavedPosition]]:

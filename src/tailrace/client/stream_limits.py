@@ -36,18 +36,18 @@ class StreamLimits:
         """The connection is gone, and with it the answer that was due."""
         self._resolving.discard(address)
 
-    def resolve(self, address: Address, some: list[Progress]) -> None:
+    def resolve(self, address: Address, waiting: list[Progress]) -> None:
         """Ask a node for the high seqnos and branches of its vbuckets, unless it is being asked already."""
-        node = self._nodes.node_of(some[0].vbucket)
+        node = self._nodes.node_of(waiting[0].vbucket)
         if address in self._resolving or node is None or node.link is None:
             return
         self._resolving.add(address)
-        wants_logs = [progress.vbucket for progress in some if progress.wants_start]
+        wants_logs = [progress.vbucket for progress in waiting if progress.wants_start]
 
         def answered(answer: tuple[dict[int, int], dict[int, FailoverLog]]) -> None:
             self._resolving.discard(address)
             seqnos, logs = answer
-            for progress in some:
+            for progress in waiting:
                 if progress.state is ReadingState.UNRESOLVED:
                     self._resolved(progress, seqnos, logs)
             self._nodes.on_change()
@@ -77,13 +77,13 @@ class StreamLimits:
         progress.wants_start = False
         progress.feed(ReadingInput.STREAM_WANTED)
 
-    def confirm_ends(self, link: DcpReader, some: list[Progress]) -> None:
+    def confirm_ends(self, link: DcpReader, requested: list[Progress]) -> None:
         """Ask for high seqnos again, after the stream requests.
 
         A server that took changes back after its first answer has accepted an end that it may never reach.
         If it takes changes back after the second answer, it ends the stream.
         """
-        ends = {progress: progress.end_seqno for progress in some if progress.ends_at_most is not None}
+        ends = {progress: progress.end_seqno for progress in requested if progress.ends_at_most is not None}
         if not ends or not link.HAS_SEQNOS:
             return
 

@@ -101,9 +101,9 @@ def best_copy(rows: Mapping[str, Mapping[str, Any]], branch: str | None) -> str 
     """
 
     def merit(name: str) -> tuple[bool, int, int]:
-        known = rows[name]["branches"]
-        followed = sum(row["vb_uuid"] in known for row in rows.values())
-        return branch in known, followed, rows[name]["complete_seqno"]
+        branches = rows[name]["branches"]
+        followed = sum(row["vb_uuid"] in branches for row in rows.values())
+        return branch in branches, followed, rows[name]["complete_seqno"]
 
     return max(rows, key=merit, default=None)
 

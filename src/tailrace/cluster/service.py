@@ -94,7 +94,7 @@ class Service:
 
     def _step(self) -> None:
         assert self._rebalance is not None
-        steps, peer, what = self._rebalance
+        steps, peer, label = self._rebalance
         try:
             self._progress = next(steps)
         except StopIteration:
@@ -102,18 +102,18 @@ class Service:
             _answer(peer, {"ok": True, "result": self._coordinator.status()})
         except TailraceError as error:
             self._rebalance = None
-            log.error("%s: %s", what, error)
+            log.error("%s: %s", label, error)
             _answer(peer, {"ok": False, "error": str(error)})
 
     def _give_up_rebalance(self) -> None:
         """End a rebalance while the nodes still run and can report what has moved."""
         if self._rebalance is None:
             return
-        (steps, peer, what), self._rebalance = self._rebalance, None
+        (steps, peer, label), self._rebalance = self._rebalance, None
         try:
             steps.close()
         except (TailraceError, OSError) as error:
-            log.error("%s: %s", what, error)
+            log.error("%s: %s", label, error)
         _answer(peer, {"ok": False, "error": "the cluster was stopped in the middle of it"})
 
     # commands

@@ -406,8 +406,8 @@ class _Takeover:
         """The two nodes, then all others that their maps name."""
         nodes = {_at(node): node for node in self._pair}
         for node in (*self._maps[0].nodes, *self._maps[1].nodes):
-            known = nodes.setdefault(_at(node), node)
-            if known.tls_port is None:
+            first_seen = nodes.setdefault(_at(node), node)
+            if first_seen.tls_port is None:
                 nodes[_at(node)] = node
         return nodes
 

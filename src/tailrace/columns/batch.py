@@ -388,5 +388,5 @@ def _split_xattrs(value: bytes) -> tuple[str, bytes]:
 
 def _null_where_removed(is_mutation: Mask, values: pa.Array) -> pa.Array:
     """Deletions and expirations have no value, unless a producer sent one after all."""
-    known = is_mutation | (np.from_dlpack(pc.binary_length(values)) != 0)
-    return pa.Array.from_buffers(values.type, len(values), [_bitmap(known), *values.buffers()[1:]])
+    has_value = is_mutation | (np.from_dlpack(pc.binary_length(values)) != 0)
+    return pa.Array.from_buffers(values.type, len(values), [_bitmap(has_value), *values.buffers()[1:]])

@@ -142,14 +142,14 @@ class Poller:
 
 def _some(pieces: Iterable[bytes | bytearray | memoryview]) -> list[bytes | bytearray | memoryview]:
     """As much of these as goes into one system call."""
-    some: list[bytes | bytearray | memoryview] = []
+    sendable: list[bytes | bytearray | memoryview] = []
     left = _SEND_BYTES
     for piece in islice(pieces, _PIECES):
-        some.append(piece if len(piece) <= left else memoryview(piece)[:left])
+        sendable.append(piece if len(piece) <= left else memoryview(piece)[:left])
         left -= len(piece)
         if left <= 0:
             break
-    return some
+    return sendable
 
 
 def _send_joined(to: socket.socket, pieces: list[bytes | bytearray | memoryview]) -> int:

@@ -35,6 +35,6 @@ def _ends_with_the_reason(plain: Callable[[Any], str]) -> Callable[[Any], str]:
 
 def with_the_reason_last(text: str) -> str:
     """The text of a failed query, with our error below Spark's page."""
-    said, page, _ = text.partition(_PAGE)
-    reasons = _REASON.findall(said)
+    message, page, _ = text.partition(_PAGE)
+    reasons = _REASON.findall(message)
     return f"{text.rstrip()}\n\n{reasons[-1]}" if page and reasons else text

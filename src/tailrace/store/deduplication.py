@@ -44,13 +44,13 @@ class Deduplicated:
         spans: dict[int, list[tuple[int, int]]] = {}
         # Where history is off, since when. The default collection began without an event, as the bucket does.
         off_since = {uid: 0 for uid, history in histories.items() if uid and not history}
-        told: set[int] = set()
+        has_event: set[int] = set()
         for event in events:
             uid = event.subject
             if event.event in SCOPE_EVENTS or event.history is None or uid not in histories:
                 continue
-            if uid not in told:
-                told.add(uid)
+            if uid not in has_event:
+                has_event.add(uid)
                 off_since.pop(uid, None)
             if not event.history:
                 off_since.setdefault(uid, event.seqno)
@@ -76,9 +76,9 @@ class Deduplicated:
         seqnos = frames.seqnos
         among = np.zeros(len(ids), np.bool_)
         for collection, spans in self._spans.items():
-            own = ids == collection
+            in_collection = ids == collection
             for start, end in spans:
-                among |= own & (seqnos >= np.uint64(start)) & (seqnos < np.uint64(end))
+                among |= in_collection & (seqnos >= np.uint64(start)) & (seqnos < np.uint64(end))
         among &= (frames.traits & SYSTEM) == 0
         return among
 

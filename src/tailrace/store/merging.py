@@ -95,12 +95,12 @@ def _groups(plans: Iterable[PiecePlan]) -> Iterator[list[PiecePlan]]:
     group: list[PiecePlan] = []
     size = 0
     for plan in plans:
-        own = sum(piece.frame_bytes for piece in plan.pieces)
-        if group and size + own > _SMALL_GROUPS * GROUP_BYTES:
+        frame_bytes = sum(piece.frame_bytes for piece in plan.pieces)
+        if group and size + frame_bytes > _SMALL_GROUPS * GROUP_BYTES:
             yield group
             group, size = [], 0
         group.append(plan)
-        size += own
+        size += frame_bytes
     if group:
         yield group
 
@@ -115,8 +115,8 @@ def _merge_together(plans: list[PiecePlan], writer: SegmentWriter) -> list[_Siev
     sieves, masks, pairs = [], [], []
     for number, plan in enumerate(plans):
         frames = whole.part(slice(edges[number], edges[number + 1]))
-        own = slice(pair_edges[number], pair_edges[number + 1])
-        sieve = _Sieve(plan, [frames], (news[own], olds[own]))
+        pair_part = slice(pair_edges[number], pair_edges[number + 1])
+        sieve = _Sieve(plan, [frames], (news[pair_part], olds[pair_part]))
         sieves.append(sieve)
         masks.append(sieve.keep(frames))
         pairs.append(sieve.pairs_left())

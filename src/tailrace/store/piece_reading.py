@@ -124,10 +124,10 @@ def _read(
     block_starts, pair_starts = [0] * len(pieces), [0] * len(pieces)
     runs: list[tuple[File, int, int]] = []  # what lies side by side: file, offset in it, and in the buffer
     at = 0
-    for segment, own in by_segment.items():
+    for segment, numbers in by_segment.items():
         for places, starts in ((blocks, block_starts), (pairs, pair_starts)):
             stop = -1
-            for number in own:
+            for number in numbers:
                 offset, size = places[number]
                 starts[number] = at
                 if size:

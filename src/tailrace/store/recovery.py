@@ -140,11 +140,13 @@ def _check_mark(bucket: EngineBucket, policy: LossPolicy, end: _LogsEnd, *, has_
         policy.report(lost(f"{synced.path} is damaged"))
     elif mark.next_batch > end.next_batch and not policy.losses:
         name = log_name(mark.log)
-        what = "is missing"
+        trouble = "is missing"
         if name in bucket.sealed.files.names(bucket.sealed.directory):
-            what = f"ends at byte {end.valid_bytes if mark.log == end.log else 0}"
+            trouble = f"ends at byte {end.valid_bytes if mark.log == end.log else 0}"
         policy.report(
-            lost(f"{bucket.sealed.directory}/{name} {what}, but {mark.valid_bytes} bytes of it were synced")
+            lost(
+                f"{bucket.sealed.directory}/{name} {trouble}, but {mark.valid_bytes} bytes of it were synced"
+            )
         )
 
 

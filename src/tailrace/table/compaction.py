@@ -161,9 +161,9 @@ class _Planner:
         overlay = self._overlay(starts)
         scores = []
         for number in range(len(starts)):
-            own = self._base[number] if self._base else None
-            rows = max(own.rows if own else 0, self._policy.least_rows)
-            masked = own.rows - own.live_rows if own else 0
+            file = self._base[number] if self._base else None
+            rows = max(file.rows if file else 0, self._policy.least_rows)
+            masked = file.rows - file.live_rows if file else 0
             scores.append(
                 max(
                     overlay[number] / (self._policy.overlay * rows),
@@ -188,15 +188,15 @@ class _Planner:
                 counts -= np.diff(np.append(np.searchsorted(h1, lows), len(h1)))
         return [int(count) for count in counts]
 
-    def _rewrite(self, own: DataFile | None, low: int, high: int) -> CompactionStep:
+    def _rewrite(self, base_file: DataFile | None, low: int, high: int) -> CompactionStep:
         """A file of the base with all that lies above it, up to a limit past the file's own rows."""
-        high = self._cut(own, low, high)
+        high = self._cut(base_file, low, high)
         sources: list[MergeSource] = []
         whole: set[str] = set()
         taken: dict[str, bytes] = {}
-        if own is not None:
-            sources.append(MergeSource(own, self._alive(own).serialize()))
-            whole.add(own.path)
+        if base_file is not None:
+            sources.append(MergeSource(base_file, self._alive(base_file).serialize()))
+            whole.add(base_file.path)
         for file in self._above:
             index = self._index(file)
             first, last = _between(index, low, high)
@@ -210,10 +210,11 @@ class _Planner:
                 whole.add(file.path)
             else:
                 taken[file.path] = reach.serialize()
-        why = f"vbuckets {low >> 48} to {min(high >> 48, own.high >> 48 if own else _LAST)} of the base"
+        last_hash = min(high, base_file.high) if base_file else high
+        why = f"vbuckets {low >> 48} to {last_hash >> 48} of the base"
         return CompactionStep(BASE, tuple(sources), frozenset(whole), taken, why)
 
-    def _cut(self, own: DataFile | None, low: int, high: int) -> int:
+    def _cut(self, base_file: DataFile | None, low: int, high: int) -> int:
         """Where the step ends: at the end of the range, or where enough has been taken from above it."""
         hashes, sizes = [np.zeros(0, np.uint64)], [np.zeros(0)]
         for file in self._above:
@@ -226,7 +227,7 @@ class _Planner:
         place = int(np.searchsorted(np.cumsum(np.concatenate(sizes)[order]), self._policy.step_bytes))
         if place >= len(order):
             return high
-        return min(high, max(int(h1[order[place]]), own.high if own is not None else 0))
+        return min(high, max(int(h1[order[place]]), base_file.high if base_file is not None else 0))
 
     def _alive(self, file: DataFile) -> BitMap:
         return BitMap(range(file.rows)) - self._table.mask(file)

@@ -297,8 +297,8 @@ def _parquet_options(rows: pa.Table) -> dict[str, Any]:
 
 def _repetitive(name: str, column: pa.ChunkedArray) -> list[str]:
     """The parts of a column in which most values repeat."""
-    some = column.slice(0, _LOOKED_AT)
-    first = pa.concat_arrays(some.chunks) if some.num_chunks else pa.array([], column.type)
+    sample = column.slice(0, _LOOKED_AT)
+    first = pa.concat_arrays(sample.chunks) if sample.num_chunks else pa.array([], column.type)
     return [
         path
         for path, values in leaf_columns(name, first)

@@ -125,11 +125,11 @@ def _read(
         done = 0
         with damage_named(file):
             for batch in _batches(parquet, number, per_batch, names):
-                own = chosen[done : done + batch.num_rows]
+                is_wanted = chosen[done : done + batch.num_rows]
                 done += batch.num_rows
                 # cast to our types first: some types that others write, such as views, can't be filtered
                 rows = _shaped(batch, fields)
-                rows = rows if own.all() else rows.filter(pa.array(own))
+                rows = rows if is_wanted.all() else rows.filter(pa.array(is_wanted))
                 # a caller that reads many files together leaves all but one waiting here: hold no rows
                 handed_on = [rows] if rows.num_rows else []
                 del batch, rows

@@ -196,9 +196,9 @@ class TableStore:
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete files; a missing one is not an error."""
-        some = list(paths)
-        if some:
-            self.home.delete(some)
+        doomed = list(paths)
+        if doomed:
+            self.home.delete(doomed)
 
     def local_path(self, path: str) -> Path | None:
         """Where a file is on this machine's disk, to map it; None in an object store."""

@@ -29,8 +29,8 @@ def _few(went_back: Mapping[int, tuple[int, int]]) -> dict[str, list[int]]:
     return {str(number): list(ends) for number, ends in sorted(went_back.items())[:_SHOWN_VBUCKETS]}
 
 
-def _many(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 class _Durations:

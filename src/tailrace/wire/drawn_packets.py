@@ -86,13 +86,13 @@ class _Drawing:
         body = f"{announced} bytes of body are announced, {there} are there"
         if self.padding:
             body += f", the last {self.padding} are taken as 0"
-        said = {
+        texts = {
             "extras": extras,
             "body": body,
             "lengths": f"{extras}; {body}",
             "private": "engine private is given as 4, but the checkpoint id has 8 bytes",
         }
-        return tuple(erratum(name, said[wrong]) for name, wrong in self.errata.items())
+        return tuple(erratum(name, texts[wrong]) for name, wrong in self.errata.items())
 
 
 def _eight_missing(announced: int, there: int) -> bool:

@@ -141,8 +141,8 @@ class Message:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        said = (f"{field.name}={getattr(self, field.name)!r}" for field in fields(self))
-        return f"{type(self).__name__}({', '.join(said)})"
+        members = (f"{field.name}={getattr(self, field.name)!r}" for field in fields(self))
+        return f"{type(self).__name__}({', '.join(members)})"
 
     @classmethod
     def name(cls) -> str:

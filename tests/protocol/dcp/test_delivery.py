@@ -101,7 +101,7 @@ def _delivered(wire: bytes, count: int, retired: set[int], *, in_stretches: bool
         (run.stream.vbucket, run.base, run.snapshot, run.log, run.is_oso)
         for run in (got.runs[number] for number in got.run_of.tolist())
     ]
-    told = [(place.row, type(place.what), place.what.stream.vbucket) for place in got.controls]
+    told = [(place.row, type(place.event), place.event.stream.vbucket) for place in got.controls]
     ends = [(s.vbucket, s.position, s.marker, s.machine.state) for s in streams.values()]
     return seqnos, runs, told, ends, sorted(got.finished), got.acknowledged
 

@@ -53,13 +53,13 @@ class NodeState:
     def ask(cls, connection: KvConnection, seen: ClusterMap, clock: Clock) -> NodeState:
         """The state that a node reports; statistics that it does not give are left out."""
         config, active, manifest = connection.run(_questions())
-        mine = [
+        own_vbuckets = [
             vbucket for vbucket in range(seen.vbucket_count) if seen.node_of(vbucket) == connection.address
         ]
-        logs = connection.run(failover_logs(mine)) if mine else {}
-        here = {vbucket: active[vbucket] for vbucket in mine if vbucket in active}
-        misplaced = [vbucket for vbucket in mine if vbucket not in active]
-        state = cls(connection, config, here, logs, misplaced)
+        logs = connection.run(failover_logs(own_vbuckets)) if own_vbuckets else {}
+        active_seqnos = {vbucket: active[vbucket] for vbucket in own_vbuckets if vbucket in active}
+        misplaced = [vbucket for vbucket in own_vbuckets if vbucket not in active]
+        state = cls(connection, config, active_seqnos, logs, misplaced)
         state.collections = _collections(manifest)
         before = clock.time_ns()
         state.general = _figures(connection, "")
@@ -81,8 +81,8 @@ class NodeState:
 
 def examine_clocks(states: Sequence[NodeState]) -> Iterator[Finding]:
     """Whether all clocks show about the same time."""
-    known = {state.address: state.ahead_s for state in states if state.ahead_s is not None}
-    for address, ahead_s in known.items():
+    ahead_by_node = {state.address: state.ahead_s for state in states if state.ahead_s is not None}
+    for address, ahead_s in ahead_by_node.items():
         if abs(ahead_s) >= CLOCK_S:
             yield warning(
                 "clock",
@@ -90,7 +90,7 @@ def examine_clocks(states: Sequence[NodeState]) -> Iterator[Finding]:
                 "this machine's",
                 "set both by NTP: expiry, event times and CAS follow the node's clock",
             )
-    if known and all(abs(ahead_s) < CLOCK_S for ahead_s in known.values()):
+    if ahead_by_node and all(abs(ahead_s) < CLOCK_S for ahead_s in ahead_by_node.values()):
         yield ok("clock", f"less than {CLOCK_S:.0f} s apart")
 
 

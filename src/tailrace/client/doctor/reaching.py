@@ -60,9 +60,9 @@ def examine_names(where: ConnectionString, timeout_s: float) -> FoundNames:
             other = look_up_srv(where, tls=not where.tls, timeout_s=timeout_s)
         if other is not None and other.addresses:
             scheme = "couchbase" if where.tls else "couchbases"
-            made = error if not where.tls else warning
+            make_finding = error if not where.tls else warning
             findings.append(
-                made(
+                make_finding(
                     NAMES,
                     f"{where.name} has SRV records {'without' if where.tls else 'for'} TLS only",
                     f"write {scheme}://{where.name}",
@@ -74,11 +74,11 @@ def examine_names(where: ConnectionString, timeout_s: float) -> FoundNames:
             findings.append(ok(NAMES, f"{where.name} has no SRV records, and is taken for a node"))
     hosts = dict.fromkeys(seed.host for seed in seeds)
     of_hosts = {host: next(examine_hosts([host]), None) for host in hosts}
-    unknown = {host for host, said in of_hosts.items() if said is not None and said.way_out}
+    unknown = {host for host, finding in of_hosts.items() if finding is not None and finding.way_out}
     is_one_known = len(unknown) < len(of_hosts)
-    for host, said in of_hosts.items():
-        if said is not None:  # one that is gone matters little while there is another
-            findings.append(_milder(said) if host in unknown and is_one_known else said)
+    for host, finding in of_hosts.items():
+        if finding is not None:  # one that is gone matters little while there is another
+            findings.append(_milder(finding) if host in unknown and is_one_known else finding)
     return FoundNames(findings, seeds, tuple(seed for seed in seeds if seed.host not in unknown))
 
 

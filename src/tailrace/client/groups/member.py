@@ -88,13 +88,17 @@ class GroupMember:
             if vbucket in record.files:
                 names.setdefault(record.files[vbucket], []).append(vbucket)
         positions: dict[int, SavedPosition] = {}
-        for name, some in names.items():
+        for name, file_vbuckets in names.items():
             data = self._store.get(name)
             if data is None:
-                raise StoreError(f"the group's file {name!r} is gone, with positions of {len(some)} vbuckets")
+                raise StoreError(
+                    f"the group's file {name!r} is gone, with positions of {len(file_vbuckets)} vbuckets"
+                )
             try:
                 kept = json.loads(data)
-                positions |= {vbucket: SavedPosition.from_json(kept[str(vbucket)]) for vbucket in some}
+                positions |= {
+                    vbucket: SavedPosition.from_json(kept[str(vbucket)]) for vbucket in file_vbuckets
+                }
             except (ValueError, KeyError, TypeError, RecursionError, UsageError) as error:
                 raise StoreError(f"the group's file {name!r} is damaged: {error}") from None
         return positions
@@ -109,17 +113,19 @@ class GroupMember:
         own = record.owned_by(self.name) if self.name in record.members else set()
         kept = {vbucket: position for vbucket, position in positions.items() if vbucket in own}
         # everything that it has goes into one file, so no older file stays in use
-        others = self.load(own - set(kept)) if own and kept else {}
+        kept_before = self.load(own - set(kept)) if own and kept else {}
         name = f"{self.name}-{unique_name()}"
         if kept:
-            whole = {str(vbucket): position.to_json() for vbucket, position in {**others, **kept}.items()}
+            whole = {
+                str(vbucket): position.to_json() for vbucket, position in {**kept_before, **kept}.items()
+            }
             self._store.put(name, json.dumps(whole, separators=(",", ":")).encode())
         given = list(release)
 
         def saved(record: GroupRecord) -> GroupRecord:
             record = record.alive(self.name)
             if kept:
-                record = record.saved(self.name, {**others, **kept}, name)
+                record = record.saved(self.name, {**kept_before, **kept}, name)
             return record.released(self.name, given)
 
         try:
@@ -166,8 +172,10 @@ class GroupMember:
         now = self._clock.monotonic()
         seen = {}
         for name, entry in record.members.items():
-            known = self._seen.get(name)
-            seen[name] = known if known is not None and known[0] == entry.beat else (entry.beat, now)
+            beat_seen = self._seen.get(name)
+            seen[name] = (
+                beat_seen if beat_seen is not None and beat_seen[0] == entry.beat else (entry.beat, now)
+            )
         self._seen = seen
         return [
             name

@@ -194,8 +194,8 @@ class GroupReader:
         if (member := self._member) is None:
             raise UsageError("the reading has ended, and others may have its vbuckets: save before that")
         async with self._lock:
-            own = self._own(positions)
-            await self._call(lambda: member.save(own))
+            own_positions = self._own(positions)
+            await self._call(lambda: member.save(own_positions))
 
     def stats(self) -> dict[str, Any]:
         """Figures of this member."""

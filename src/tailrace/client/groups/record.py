@@ -157,7 +157,7 @@ class GroupRecord:
             "bucket_uuid": self.bucket_uuid,
             "vbuckets": self.vbucket_count,
             "members": members,
-            "positions": {file: format_vbuckets(some) for file, some in sorted(by_file.items())},
+            "positions": {file: format_vbuckets(vbuckets) for file, vbuckets in sorted(by_file.items())},
         }
         return json.dumps(document, indent=1).encode()
 
@@ -178,7 +178,7 @@ class GroupRecord:
                     float(entry["timeout_s"]),
                 )
                 owners |= dict.fromkeys(_vbuckets(entry["vbuckets"]), name)
-            files = {v: file for file, some in document["positions"].items() for v in _vbuckets(some)}
+            files = {v: file for file, vbuckets in document["positions"].items() for v in _vbuckets(vbuckets)}
             uuid = str(document.get("bucket_uuid", ""))
             return cls(str(document["bucket"]), int(document["vbuckets"]), members, owners, files, uuid)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -214,7 +214,7 @@ def deliver(chunk: ReceivedChunk, streams: Mapping[int, ReaderStream], retired: 
         if not isinstance(kept, slice):
             before = np.searchsorted(kept, before)
         delivery.controls = [
-            PlacedEvent(int(before[at]), what) for at, what in sorted(made.happened, key=lambda run: run[0])
+            PlacedEvent(int(before[at]), event) for at, event in sorted(made.happened, key=lambda run: run[0])
         ]
         made.commit()
         return delivery
@@ -308,7 +308,7 @@ def _deliver_in_stretches(
         if len(run_of) and run_of.min() < 0:
             return None
         _check_vbuckets(frames, run_of, made.runs)
-        events = [PlacedEvent(row, what) for row, what in made.happened]
+        events = [PlacedEvent(row, event) for row, event in made.happened]
         made.commit()
         return ChangeDelivery(chunk, slice(None), run_of, made.runs, events, made.finished, made.acknowledged)
 

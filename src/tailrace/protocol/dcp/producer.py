@@ -132,11 +132,11 @@ class DcpProducer(StreamProducer):
     def _receive_request(self, frame: Frame) -> None:
         opcode = frame.opcode
         check_request(frame, self._host, is_open=self._machine.state is ConnectionState.OPEN)
-        known = _REQUESTS.get(opcode)
-        if known is None:
+        request_row = _REQUESTS.get(opcode)
+        if request_row is None:
             self._disconnect(f"opcode 0x{opcode:02x} is for receivers, this is a producer")
             return
-        decode, receive = known
+        decode, receive = request_row
         receive(self, frame, decode(frame))
 
     def _receive_open(self, frame: Frame, message: Message) -> None:

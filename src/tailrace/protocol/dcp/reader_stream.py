@@ -139,7 +139,7 @@ class PlacedEvent(NamedTuple):
 
     row: int
     """How many of the delivery's rows come before it."""
-    what: StreamEvent
+    event: StreamEvent
 
 
 class SnapshotRun(NamedTuple):

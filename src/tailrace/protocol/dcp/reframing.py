@@ -76,8 +76,8 @@ class Form:
             **(constants or {}),
         }
         sources = {name: (renamed or {}).get(name, name) for name in self._made.names or ()}
-        known = stored.names or ()
-        self._copied = {to: of for to, of in sources.items() if of in known and to not in self._given}
+        stored_fields = stored.names or ()
+        self._copied = {to: of for to, of in sources.items() if of in stored_fields and to not in self._given}
         self._raised = dict(raised or {})
 
     def heads(self, data: Bytes, offsets: Offsets) -> npt.NDArray[np.void]:

@@ -361,11 +361,11 @@ class DcpReplica(HandlerBase):
         if opcode == DcpOpcode.NOOP:
             self._answer(frame)
             return
-        known = _REQUESTS.get(opcode)
-        if known is None:
+        request_row = _REQUESTS.get(opcode)
+        if request_row is None:
             self._disconnect(f"opcode 0x{opcode:02x} is for producers, this is a replica")
             return
-        shape, receive = known
+        shape, receive = request_row
         receive(self, frame, shape.decode(frame))
 
     def _stream_of(self, frame: Frame) -> ReplicaStream | None:

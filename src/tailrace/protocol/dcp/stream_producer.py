@@ -96,11 +96,11 @@ class StreamProducer(HandlerBase):
         self, frame: Frame, status: int = Status.SUCCESS, value: bytes = b"", *, json: bool = False
     ) -> None:
         """An answer to a request, with what was asked for or why it is refused."""
-        told = status_for_peer(status, frame.opcode, self._host.features) if status else status
-        if told is None:
+        shown_status = status_for_peer(status, frame.opcode, self._host.features) if status else status
+        if shown_status is None:
             self._disconnect(f"status 0x{status:02x} for a peer without extended errors")
             return
-        header = HEADER.pack(_RESPONSE, frame.opcode, 0, 0, json, told, len(value), frame.opaque, 0)
+        header = HEADER.pack(_RESPONSE, frame.opcode, 0, 0, json, shown_status, len(value), frame.opaque, 0)
         self._answers.append(header + value)
 
     def _not_my_vbucket(self, frame: Frame) -> None:

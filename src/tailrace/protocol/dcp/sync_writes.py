@@ -52,14 +52,14 @@ class SyncWriteShaping:
             return data, offsets, 0
         ends = np.append(offsets[1:], len(data)).tolist()
         view = data.data
-        made = []
+        shaped = []
         surcharge = 0
         for opcode, start, end in zip(opcodes.tolist(), offsets.tolist(), ends, strict=True):
             frame = view[start:end].tobytes()
-            made.append(self._shape(opcode, frame, may_commit=may_commit))
+            shaped.append(self._shape(opcode, frame, may_commit=may_commit))
             surcharge += PREPARE_SURCHARGE * (opcode == _PREPARE)
-        sizes = np.fromiter(map(len, made), np.int64, len(made))
-        return np.frombuffer(bytearray().join(made), np.uint8), np.cumsum(sizes) - sizes, surcharge
+        sizes = np.fromiter(map(len, shaped), np.int64, len(shaped))
+        return np.frombuffer(bytearray().join(shaped), np.uint8), np.cumsum(sizes) - sizes, surcharge
 
     def _shape(self, opcode: int, frame: bytes, *, may_commit: bool) -> bytes:
         _, _, key_length, extras_length, _, vbucket, _, _, cas = HEADER.unpack_from(frame)
@@ -72,9 +72,9 @@ class SyncWriteShaping:
             self._told.pop(key, None)
             return _decision(_ABORT, vbucket, second, seqno, key)
         elif opcode in _DOCUMENTS:
-            told = self._told.pop(key, None)
-            if told is not None and told.cas == cas and may_commit:
-                return _decision(DcpOpcode.COMMIT, vbucket, told.seqno, seqno, key)
+            prepare = self._told.pop(key, None)
+            if prepare is not None and prepare.cas == cas and may_commit:
+                return _decision(DcpOpcode.COMMIT, vbucket, prepare.seqno, seqno, key)
         return frame
 
 

@@ -195,10 +195,10 @@ class TapHops:
         """The runs of a vbucket; a new branch has other changes under the same seqnos."""
         served = self._bucket.vbuckets[vbucket]
         vb_uuid = 0 if served is None else served.uuid
-        known = self._runs.get(vbucket)
-        if known is None or known[0] != vb_uuid:
-            known = self._runs[vbucket] = vb_uuid, []
-        return known[1]
+        branch_runs = self._runs.get(vbucket)
+        if branch_runs is None or branch_runs[0] != vb_uuid:
+            branch_runs = self._runs[vbucket] = vb_uuid, []
+        return branch_runs[1]
 
     def received(self, vbucket: int, seqno: int, ttl: int) -> None:
         """A change was made from a message with this TTL."""

@@ -247,9 +247,9 @@ class UprStream(ProducerStream):
             return
         super().end(status, tell=tell)
         if tell and self._watched.last_seqno is not None and status == StreamEndStatus.STATE_CHANGED:
-            told = self._says.new_state(self._watched.state)
-            if told is not None:
-                self._queue.say_first(told)
+            state_message = self._says.new_state(self._watched.state)
+            if state_message is not None:
+                self._queue.say_first(state_message)
 
     # Snapshots.
 

@@ -115,8 +115,8 @@ def _is_of_flush(log: bytes, before: bytes | None) -> bool:
     A flush makes a branch at 0, so all others must be known from before.
     """
     newest, *others = decode_failover_log(log)
-    known = set() if before is None else {vb_uuid for vb_uuid, _ in decode_failover_log(before)}
-    return not newest[1] and all(vb_uuid in known for vb_uuid, _ in others)
+    known_branches = set() if before is None else {vb_uuid for vb_uuid, _ in decode_failover_log(before)}
+    return not newest[1] and all(vb_uuid in known_branches for vb_uuid, _ in others)
 
 
 class UprTranslation(DcpTranslation, ABC):
@@ -205,20 +205,20 @@ class UprTranslation(DcpTranslation, ABC):
             if self._open.get(stream.opaque) is stream:
                 self._got_log(stream, self._log(frame))
             return
-        known = self._open.get(frame.opaque)
-        if known is None:
+        stream = self._open.get(frame.opaque)
+        if stream is None:
             raise RemoteProtocolError(
                 f"a message with opaque 0x{frame.opaque:x}, which no stream of ours has"
             )
-        if known.is_accepted and not known.is_open:
-            known.waiting.append(frame)
+        if stream.is_accepted and not stream.is_open:
+            stream.waiting.append(frame)
             self._waiting_bytes += _cost(frame)
             if self._waiting_bytes > WAITING_BYTES:
                 raise RemoteProtocolError(
-                    f"the server does not say on which branch vbucket {known.vbucket} is"
+                    f"the server does not say on which branch vbucket {stream.vbucket} is"
                 )
             return
-        self._take_frame(known, frame)
+        self._take_frame(stream, frame)
 
     def _take_frame(self, stream: _UprStream, frame: Frame) -> None:
         message = self.DIALECT.decode(frame, Direction.TO_RECEIVER)

@@ -114,12 +114,12 @@ def branch_point(log: Table, vbucket: int, producer: FailoverLog) -> int:
     files = tuple(log.files())
     masks = {file.path: log.mask(file) for file in files if file.vector is not None}
     standing = _standing_changes(log.store, files, masks, log.secret, vbucket)
-    known = producer.branches(position.seqno)
+    branches = producer.branches(position.seqno)
     return max(
         (
-            min(seqno, known[unsigned(vb_uuid)].upper)
+            min(seqno, branches[unsigned(vb_uuid)].upper)
             for vb_uuid, seqno in standing
-            if unsigned(vb_uuid) in known
+            if unsigned(vb_uuid) in branches
         ),
         default=0,
     )
@@ -257,8 +257,8 @@ class ChangeSink:
                 continue
             standing = self._standing_of(vbucket)
             names = rows.select(["vb_uuid", "seqno"]).take(pa.array(doubtful)).to_pydict()
-            known = [pair in standing for pair in zip(names["vb_uuid"], names["seqno"], strict=True)]
-            new[doubtful[np.array(known, dtype=np.bool_)]] = False
+            is_logged = [pair in standing for pair in zip(names["vb_uuid"], names["seqno"], strict=True)]
+            new[doubtful[np.array(is_logged, dtype=np.bool_)]] = False
         return new
 
     def _standing_of(self, vbucket: int) -> set[tuple[int, int]]:

@@ -158,12 +158,12 @@ def compare(bucket: pa.Table, table: pa.Table, positions: NDArray[np.int64]) -> 
         match = order[np.minimum(place, len(order) - 1)]
         is_known = (place < len(order)) & (in_bucket[match] == in_table)
     living = ~bucket["deleted"].to_numpy()
-    both = is_known & living[match] if len(order) else is_known
-    for row in np.flatnonzero(~both).tolist():
+    is_on_both = is_known & living[match] if len(order) else is_known
+    for row in np.flatnonzero(~is_on_both).tolist():
         newer = bool(is_known[row]) and _is_newer(bucket, int(match[row]), positions)
         why = "the bucket has deleted it" if is_known[row] else "the bucket has no such document"
         yield _difference("extra", table, row, why, newer=newer)
-    pairs = np.flatnonzero(both)
+    pairs = np.flatnonzero(is_on_both)
     again = np.setdiff1d(pairs, pairs[np.unique(match[pairs], return_index=True)[1]])
     for row in again.tolist():
         yield _difference("extra", table, row, "it is in the table more than once", newer=False)
@@ -200,9 +200,9 @@ def _differing(
         for row in np.flatnonzero(~same.to_numpy()).tolist():
             wrong.setdefault(row, []).append(name)
     for row, names in sorted(wrong.items()):
-        said = [_both(name, ours[name][row].as_py(), theirs[name][row].as_py()) for name in names]
+        texts = [_both(name, ours[name][row].as_py(), theirs[name][row].as_py()) for name in names]
         newer = _is_newer(ours, row, positions)
-        yield _difference("different", ours, row, "; ".join(dict.fromkeys(said)), newer=newer)
+        yield _difference("different", ours, row, "; ".join(dict.fromkeys(texts)), newer=newer)
 
 
 def _both(name: str, in_bucket: Any, in_table: Any) -> str:

@@ -50,14 +50,16 @@ class VBucketForecast:
         where = f"vbucket {self.vbucket}: "
         match self.action:
             case RestartAction.RESUME:
-                what = f"resume at {self.held.seqno}" if self.held.seqno else "resume, it is empty"
+                action = f"resume at {self.held.seqno}" if self.held.seqno else "resume, it is empty"
             case RestartAction.BACKFILL:
-                what = "backfill"
+                action = "backfill"
             case RestartAction.ROLL_BACK:
-                what = f"roll back to {self.position.seqno} (from {self.held.seqno}, version {self.version})"
+                action = (
+                    f"roll back to {self.position.seqno} (from {self.held.seqno}, version {self.version})"
+                )
             case RestartAction.START_OVER:
-                what = f"start over (from {self.held.seqno})"
-        return f"{where}{what}, {self.changes} to read"
+                action = f"start over (from {self.held.seqno})"
+        return f"{where}{action}, {self.changes} to read"
 
 
 def forecast(

@@ -20,10 +20,10 @@ class Stands:
 
     def of(self, table: Table) -> Mapping[int, Position]:
         """The positions of a table; a vbucket that is not among them stands at the beginning."""
-        known = self._known.get(id(table))
-        if known is None or known[0] != table.version:
-            known = self._known[id(table)] = (table.version, dict(table.current.positions))
-        return known[1]
+        read = self._known.get(id(table))
+        if read is None or read[0] != table.version:
+            read = self._known[id(table)] = (table.version, dict(table.current.positions))
+        return read[1]
 
 
 class Freshness:

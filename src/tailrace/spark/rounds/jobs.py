@@ -147,7 +147,7 @@ def what_failed(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    inner = [told[0] for line in lines if (told := _INNER.match(line))]
+    inner = [match[0] for line in lines if (match := _INNER.match(line))]
     traced = any(line.startswith("Traceback") for line in lines)
     if inner and _WRAPPING.match(lines[0]):
         return (inner[-1] if traced else inner[0]).removeprefix(": ")[:_SHOWN]
@@ -316,15 +316,15 @@ def own_error(error: BaseException) -> TailraceError | None:
     if isinstance(error, TailraceError):
         return error
     for line in reversed(str(error).splitlines()):
-        told = _OWN.search(line.strip())
-        if told is None:
+        match = _OWN.search(line.strip())
+        if match is None:
             continue
-        last, what = told.groups()
-        kind = getattr(errors, last, None) or getattr(contract, last, None)
+        class_name, text = match.groups()
+        kind = getattr(errors, class_name, None) or getattr(contract, class_name, None)
         if not (isinstance(kind, type) and issubclass(kind, TailraceError)):
-            return TailraceError(what)
+            return TailraceError(text)
         try:
-            return kind(what)
+            return kind(text)
         except TypeError:  # this class takes facts instead of a text
-            return TailraceError(what)
+            return TailraceError(text)
     return None

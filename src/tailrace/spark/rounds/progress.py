@@ -177,19 +177,19 @@ class RoundUnderway:
         changes, vbuckets = f"{self.changes:,} changes", f"{now['vbuckets_planned']:,} vbuckets"
         match self.step:
             case "plan":
-                what = f"{changes} to read"
+                doing = f"{changes} to read"
             case "go back":
-                what = "vbuckets go back with the bucket"
+                doing = "vbuckets go back with the bucket"
             case "read" if now["tasks"]:
                 rate = f", {now['rate']:,.0f}/s" if now["rate"] else ""
-                what = f"{now['changes']:,} of {changes}, {now['vbuckets']:,} of {vbuckets}{rate}"
+                doing = f"{now['changes']:,} of {changes}, {now['vbuckets']:,} of {vbuckets}{rate}"
             case "read":
-                what = f"reading {changes} of {vbuckets}"
+                doing = f"reading {changes} of {vbuckets}"
                 if self._clock.monotonic() - self._read_began >= _NO_TASK_S and self._is_waiting():
-                    what += "; Spark has not started any task: are there executors?"
+                    doing += "; Spark has not started any task: are there executors?"
             case "commit":
-                what = f"committing {changes}"
+                doing = f"committing {changes}"
             case _:
-                what = "compacting and cleaning"
+                doing = "compacting and cleaning"
         later = f"; {self.later:,} are left to later rounds" if self.later else ""
-        return f"round {self.batch}: {what}{later}"
+        return f"round {self.batch}: {doing}{later}"

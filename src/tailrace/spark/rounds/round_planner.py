@@ -63,19 +63,19 @@ class RoundPlanner:
 
     def look(self) -> BucketState | None:
         """Ask the bucket; None if nothing has changed since it was last asked."""
-        known = self._state
+        before = self._state
         if (
-            known is None
+            before is None
             or self._troubled.refused  # because the bucket's logs are newer than ours, or after a purge
-            or self._clock.monotonic() - known.logs_at >= _LOOK_S
+            or self._clock.monotonic() - before.logs_at >= _LOOK_S
         ):
             state = self._bucket.look()
         else:
-            state = self._bucket.look_again(known)
+            state = self._bucket.look_again(before)
             if (
                 not self._asked.settings.once
-                and state.high_seqnos == known.high_seqnos
-                and not self._is_behind(known)
+                and state.high_seqnos == before.high_seqnos
+                and not self._is_behind(before)
             ):
                 return None
         self._state = state

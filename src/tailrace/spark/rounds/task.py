@@ -153,24 +153,26 @@ class _Collection:
         if len(generations) == 1:
             self._sink(generations.pop()).add(rows)
             return
-        own = np.array([self._generation.get(vbucket, 0) for vbucket in vbuckets.tolist()])
+        row_generation = np.array([self._generation.get(vbucket, 0) for vbucket in vbuckets.tolist()])
         for generation in sorted(generations):
-            self._sink(generation).add(rows.filter(pa.array(own == generation)))
+            self._sink(generation).add(rows.filter(pa.array(row_generation == generation)))
 
     def _own(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows of this collection that the table has not got."""
-        own = pc.and_(
+        is_own = pc.and_(
             pc.equal(batch["scope"], self.target.scope), pc.equal(batch["collection"], self.target.collection)
         )
-        own = pc.fill_null(own, False)
+        is_own = pc.fill_null(is_own, False)
         if self._floors:
             # a change up to its floor is in the table, or superseded by one that is
             floor = np.zeros(max(*self._floors, int(pc.max(batch["vbucket"]).as_py() or 0)) + 1, np.int64)
             for vbucket, seqno in self._floors.items():
                 floor[vbucket] = seqno
             vbuckets = batch["vbucket"].to_numpy(zero_copy_only=False)
-            own = pc.and_(own, pa.array(batch["seqno"].to_numpy(zero_copy_only=False) > floor[vbuckets]))
-        return batch if pc.all(own).as_py() else batch.filter(own)
+            is_own = pc.and_(
+                is_own, pa.array(batch["seqno"].to_numpy(zero_copy_only=False) > floor[vbuckets])
+            )
+        return batch if pc.all(is_own).as_py() else batch.filter(is_own)
 
     def empty(self, vbucket: int) -> None:
         """Forget a vbucket's rows so far: the collection was created or dropped."""

@@ -99,9 +99,9 @@ def with_branches(
             for decisions, table in zip(plan.decisions, every, strict=True)
         ]
         start = min(starts, key=lambda position: position.seqno)
-        known = ranges.get(vbucket, ReadRange(start, start.seqno))
+        planned = ranges.get(vbucket, ReadRange(start, start.seqno))
         stands = branch_point(log, vbucket, state.failover_logs[vbucket])
-        ranges[vbucket] = ReadRange(known.start, max(known.end, stands))
+        ranges[vbucket] = ReadRange(planned.start, max(planned.end, stands))
     return ranges
 
 

@@ -93,12 +93,12 @@ class BatchReader(DataSourceReader):
         return [
             DirectPartition(
                 self._given,
-                own,
-                {vbucket: back[vbucket] for vbucket in own if vbucket in back},
+                group,
+                {vbucket: back[vbucket] for vbucket in group if vbucket in back},
                 selection=limits.selection,
                 collections=collections,
             )
-            for _, own in sorted(ranges.items())
+            for _, group in sorted(ranges.items())
         ]
 
     def _ends(self, feed: Feed) -> dict[int, int]:

@@ -184,7 +184,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for segment in self._spool.between(first, last):
             for partition, path in segment.files.items():
                 files.setdefault(partition, []).append(path)
-        return [SpooledPartition(own, self._place.store) for _, own in sorted(files.items())]
+        return [SpooledPartition(paths, self._place.store) for _, paths in sorted(files.items())]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark is done with everything up to here."""

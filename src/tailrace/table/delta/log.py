@@ -160,8 +160,8 @@ class DeltaLog:
             return
         with ThreadPoolExecutor(_READERS) as pool:
             ahead = iter(paths)
-            while some := list(islice(ahead, 4 * _READERS)):
-                yield from pool.map(self.store.read, some)
+            while group := list(islice(ahead, 4 * _READERS)):
+                yield from pool.map(self.store.read, group)
 
     # writing
 

@@ -191,9 +191,9 @@ def check_readable(state: TableState, uri: str) -> None:
         raise TableDamaged(f"the log of the table at {uri} has no protocol or no metadata")
     needed = set(protocol.reader_features or ()) - _READABLE
     if protocol.reader > 3 or protocol.reader == 2 or needed:
-        what = ", ".join(sorted(needed)) or f"reader version {protocol.reader}"
+        unknown = ", ".join(sorted(needed)) or f"reader version {protocol.reader}"
         raise UnknownFeature(
-            f"the table at {uri} needs {what}, which is not known here: "
+            f"the table at {uri} needs {unknown}, which is not known here: "
             "somebody changed its settings; make a new table beside it"
         )
 
@@ -212,8 +212,8 @@ def check_writable(state: TableState, uri: str) -> None:
     if metadata.partition_columns:
         needed.add("partition columns")
     if protocol.writer != 7 or needed:
-        what = ", ".join(sorted(needed)) or f"writer version {protocol.writer}"
+        unknown = ", ".join(sorted(needed)) or f"writer version {protocol.writer}"
         raise UnknownFeature(
-            f"the table at {uri} asks its writers for {what}, which a mirror can't do: "
+            f"the table at {uri} asks its writers for {unknown}, which a mirror can't do: "
             "somebody changed its settings; set them back, or make a new table beside it"
         )
