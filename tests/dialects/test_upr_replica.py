@@ -56,7 +56,7 @@ def figures(node: RunningNode) -> list[dict[str, Any]]:
     """The figures of the node's own connections to producers."""
 
     def read(inner: Node) -> list[dict[str, Any]]:
-        links = inner.replication["default"]._links.values()
+        links = inner.replication["default"]._upstreams.values()
         return [dict(link.handler.stats()) for link in links if link.handler is not None]
 
     return node.call(read)
@@ -269,7 +269,7 @@ def test_nothing_is_read_while_the_disk_does_not_keep_up(draft: Upr) -> None:
             return replica.call(
                 lambda inner: [
                     link.handler.is_busy
-                    for link in inner.replication["default"]._links.values()
+                    for link in inner.replication["default"]._upstreams.values()
                     if link.handler is not None
                 ]
             ) == [True]

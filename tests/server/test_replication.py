@@ -169,7 +169,7 @@ def test_a_replica_that_was_away_goes_on_where_it_was(nodes: list[RunningNode]) 
 
 
 def _rollbacks(replication: Any) -> int:
-    return sum(link.handler.stats()["rollbacks"] for link in replication._links.values() if link.handler)
+    return sum(link.handler.stats()["rollbacks"] for link in replication._upstreams.values() if link.handler)
 
 
 def test_a_replica_with_another_history_rolls_back_exactly(nodes: list[RunningNode]) -> None:

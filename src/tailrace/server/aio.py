@@ -112,22 +112,22 @@ class Server:
 
     # connections that we make
 
-    def _dial(self, link: Upstream) -> None:
-        self.run_beside(self._connect(link))
+    def _dial(self, upstream: Upstream) -> None:
+        self.run_beside(self._connect(upstream))
 
-    async def _connect(self, link: Upstream) -> None:
+    async def _connect(self, upstream: Upstream) -> None:
         assert self._loop is not None
-        source = link.source
+        source = upstream.source
         try:
             async with asyncio.timeout(self.node.settings.auth_timeout):
                 await self._loop.create_connection(
-                    lambda: self.connection(tls=source.tls is not None, link=link),
+                    lambda: self.connection(tls=source.tls is not None, upstream=upstream),
                     source.host,
                     source.port,
                     ssl=None if source.tls is None else source.tls.context(),
                 )
         except (OSError, TimeoutError) as error:
-            link.close(str(error) or "no answer in time")
+            upstream.close(str(error) or "no answer in time")
 
     def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
         """Run this on the loop until it ends, or the sockets are closed."""
@@ -154,9 +154,9 @@ class Server:
         """Run a job, on one of the threads."""
         job.run()
 
-    def connection(self, *, tls: bool, link: Upstream | None = None) -> ServerConnection:
-        """The protocol of a connection that has just come in, or (``link``) that we made."""
-        return ServerConnection(self, tls=tls, link=link)
+    def connection(self, *, tls: bool, upstream: Upstream | None = None) -> ServerConnection:
+        """The protocol of a connection that has just come in, or (``upstream``) that we made."""
+        return ServerConnection(self, tls=tls, upstream=upstream)
 
     # bytes held for peers, see `held_bytes`
 
@@ -302,9 +302,9 @@ class Server:
 class ServerConnection(asyncio.Protocol):
     """A transport and its session."""
 
-    def __init__(self, server: Server, *, tls: bool, link: Upstream | None = None) -> None:
+    def __init__(self, server: Server, *, tls: bool, upstream: Upstream | None = None) -> None:
         self._server = server
-        self._link = link
+        self._upstream = upstream
         self._monotonic = server.node.clock.monotonic
         self._tls = tls
         self._session: Session | Upstream | None = None
@@ -316,7 +316,7 @@ class ServerConnection(asyncio.Protocol):
         self._pump_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._may_log_in = True
-        self._is_new = link is None
+        self._is_new = upstream is None
         self._http: HttpRequestBuffer | None = None
 
     # asyncio's side
@@ -325,7 +325,7 @@ class ServerConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         server = self._server
         self._transport = transport
-        session: Session | Upstream | None = self._link
+        session: Session | Upstream | None = self._upstream
         if session is None:
             peer = transport.get_extra_info("peername")
             name = f"{peer[0]}:{peer[1]}" if peer else "?"
@@ -338,7 +338,7 @@ class ServerConnection(asyncio.Protocol):
         session.wake = self._wake
         server.connections.add(self)
         self._arm()
-        if self._link is not None:
+        if self._upstream is not None:
             self._wake()  # the side that connects speaks first
 
     def data_received(self, data: bytes) -> None:

@@ -1,6 +1,6 @@
-"""A command under way: what a handler gets, what it gives back, and the table that finds it.
+"""A command under way: what its function gets, what that gives back, and the table that finds it.
 
-A handler is a function of a `Call`; it returns the answer's bytes, or a `Pending` that is answered later, or
+The function takes a `Call`; it returns the answer's bytes, or a `Pending` that is answered later, or
 None if there is no answer. It refuses by raising `Refused`, `DocumentRefused` (the store) or
 `MalformedMessage` (the wire). Whether a quiet command answers is decided in one place, from what its message
 declares.
@@ -131,7 +131,7 @@ COMMANDS: dict[int, Command] = {}
 def command(
     *messages: type[Message], needs_bucket: bool = True, writes: bool = False
 ) -> Callable[[Callable[[Call[M_co]], Reply]], Callable[[Call[M_co]], Reply]]:
-    """Register a handler for messages; ``writes`` marks those that a vbucket's takeover holds up."""
+    """Register the function for messages; ``writes`` marks those that a vbucket's takeover holds up."""
 
     def register(run: Callable[[Call[M_co]], Reply]) -> Callable[[Call[M_co]], Reply]:
         for message in messages:

@@ -16,15 +16,15 @@ class FaultServer(Server):
 
     delay_s = 0.0
 
-    def connection(self, *, tls: bool, link: Upstream | None = None) -> ServerConnection:
-        return _DelayedConnection(self, tls=tls, link=link)
+    def connection(self, *, tls: bool, upstream: Upstream | None = None) -> ServerConnection:
+        return _DelayedConnection(self, tls=tls, upstream=upstream)
 
 
 class _DelayedConnection(ServerConnection):
     """Sends in order, but as late as the server says."""
 
-    def __init__(self, server: FaultServer, *, tls: bool, link: Upstream | None) -> None:
-        super().__init__(server, tls=tls, link=link)
+    def __init__(self, server: FaultServer, *, tls: bool, upstream: Upstream | None) -> None:
+        super().__init__(server, tls=tls, upstream=upstream)
         self._faults = server
         self._late: deque[tuple[asyncio.Transport, list[bytes | memoryview]]] = deque()
 

@@ -82,7 +82,7 @@ class Node:
         self._own_maps: dict[str, ServedMap] = {}
         self.global_map: ServedMap | None = None
         """As the coordinator set it; None: the node makes its own."""
-        self.dial: Dial = lambda link: link.close("this node can't connect to others")
+        self.dial: Dial = lambda upstream: upstream.close("this node can't connect to others")
         """How to reach other nodes; set by whoever runs the node."""
         self.buckets: dict[str, ServedBucket] = {}
         self.replication: dict[str, Replication] = {}

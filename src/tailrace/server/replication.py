@@ -59,7 +59,7 @@ class Replication:
         self._node = node
         self._bucket = bucket
         self._orders: dict[int, Order] = {}
-        self._links: dict[ReplicationSource, Upstream] = {}
+        self._upstreams: dict[ReplicationSource, Upstream] = {}
         self._retry_at: dict[ReplicationSource, float] = {}
 
     # orders
@@ -77,8 +77,8 @@ class Replication:
                 self._drop(number)
             self._orders[number] = Order(source, flags)
         wanted = {order.source for order in self._orders.values()}
-        for source in [source for source in self._links if source not in wanted]:
-            self._links.pop(source).close("not ordered any more")
+        for source in [source for source in self._upstreams if source not in wanted]:
+            self._upstreams.pop(source).close("not ordered any more")
         self._retry_at = {}
         self._advance(now)
 
@@ -88,50 +88,50 @@ class Replication:
 
     def _drop(self, number: int) -> None:
         order = self._orders.pop(number)
-        link = self._links.get(order.source)
-        if link is not None and link.handler is not None and link.handler.close_stream(number):
-            link.wake()
+        upstream = self._upstreams.get(order.source)
+        if upstream is not None and upstream.handler is not None and upstream.handler.close_stream(number):
+            upstream.wake()
 
     def _advance(self, now: float) -> None:
         """Make the connections and ask for the streams that are due."""
         for source in dict.fromkeys(
             order.source for order in self._orders.values() if order.state is not OrderState.OVER
         ):
-            if source not in self._links and self._retry_at.get(source, 0.0) <= now:
+            if source not in self._upstreams and self._retry_at.get(source, 0.0) <= now:
                 self._connect(source, now)
         for number, order in self._orders.items():
-            link = self._links.get(order.source)
+            upstream = self._upstreams.get(order.source)
             if (
                 order.state is OrderState.WAITING
                 and order.retry_at <= now
-                and link is not None
-                and link.handler is not None
+                and upstream is not None
+                and upstream.handler is not None
             ):
                 order.machine.feed(OrderInput.STREAM_ASKED)
-                link.handler.add_stream(number, order.flags, partial(self._answered, number, order))
-                link.wake()
+                upstream.handler.add_stream(number, order.flags, partial(self._answered, number, order))
+                upstream.wake()
 
     def _connect(self, source: ReplicationSource, now: float) -> None:
-        link = Upstream(self._node, self._bucket, source, now)
-        self._links[source] = link
-        link.on_open = partial(self._opened, link)
-        link.on_closed = partial(self._closed, link)
-        self._node.dial(link)
+        upstream = Upstream(self._node, self._bucket, source, now)
+        self._upstreams[source] = upstream
+        upstream.on_open = partial(self._opened, upstream)
+        upstream.on_closed = partial(self._closed, upstream)
+        self._node.dial(upstream)
 
     # what happens
 
-    def _opened(self, link: Upstream) -> None:
-        assert link.handler is not None
-        link.handler.on_end = partial(self._ended, link)
+    def _opened(self, upstream: Upstream) -> None:
+        assert upstream.handler is not None
+        upstream.handler.on_end = partial(self._ended, upstream)
         self._advance(self._node.clock.monotonic())
 
-    def _closed(self, link: Upstream, why: str) -> None:
-        if self._links.get(link.source) is not link:
+    def _closed(self, upstream: Upstream, why: str) -> None:
+        if self._upstreams.get(upstream.source) is not upstream:
             return
-        del self._links[link.source]
-        self._retry_at[link.source] = self._node.clock.monotonic() + _RETRY_S
+        del self._upstreams[upstream.source]
+        self._retry_at[upstream.source] = self._node.clock.monotonic() + _RETRY_S
         for order in self._orders.values():
-            if order.source == link.source:
+            if order.source == upstream.source:
                 self._failed(order, why)
 
     def _answered(self, number: int, order: Order, status: int, opaque: int) -> None:
@@ -140,9 +140,9 @@ class Replication:
         elif self._orders.get(number) is order:
             self._failed(order, status_name(status))
 
-    def _ended(self, link: Upstream, number: int, why: str) -> None:
+    def _ended(self, upstream: Upstream, number: int, why: str) -> None:
         order = self._orders.get(number)
-        if order is not None and order.source == link.source:
+        if order is not None and order.source == upstream.source:
             self._failed(order, why)
 
     def _failed(self, order: Order, why: str) -> None:
@@ -158,12 +158,12 @@ class Replication:
         """When `handle_timer` has something to do."""
         times = []
         for order in self._orders.values():
-            link = self._links.get(order.source)
+            upstream = self._upstreams.get(order.source)
             if order.state is not OrderState.WAITING:
                 continue
-            if link is None:
+            if upstream is None:
                 times.append(max(order.retry_at, self._retry_at.get(order.source, 0.0)))
-            elif link.handler is not None:
+            elif upstream.handler is not None:
                 times.append(order.retry_at)
         return min(times, default=None)
 
@@ -174,9 +174,9 @@ class Replication:
     def close(self) -> None:
         """The node stops."""
         self._orders.clear()
-        for link in list(self._links.values()):
-            link.close("the node stops")
-        self._links.clear()
+        for upstream in list(self._upstreams.values()):
+            upstream.close("the node stops")
+        self._upstreams.clear()
 
     # figures
 
@@ -207,8 +207,10 @@ class Replication:
     def _stream_state(self, number: int, order: Order) -> str:
         if order.state is OrderState.OVER:
             return "over"
-        link = self._links.get(order.source)
-        phase = None if link is None or link.handler is None else link.handler.vbuckets.get(number)
+        upstream = self._upstreams.get(order.source)
+        phase = (
+            None if upstream is None or upstream.handler is None else upstream.handler.vbuckets.get(number)
+        )
         return "waiting" if phase is None else phase.value
 
 

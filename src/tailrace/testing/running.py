@@ -473,10 +473,10 @@ class _Server(Server):
     slow_disk_s = 0.0
     cut_after: int | None = None
 
-    def connection(self, *, tls: bool, link: Upstream | None = None) -> ServerConnection:
+    def connection(self, *, tls: bool, upstream: Upstream | None = None) -> ServerConnection:
         if self.cut_after is None:
-            return super().connection(tls=tls, link=link)
-        return _CutConnection(self, tls=tls, link=link, cut_after=self.cut_after)
+            return super().connection(tls=tls, upstream=upstream)
+        return _CutConnection(self, tls=tls, upstream=upstream, cut_after=self.cut_after)
 
     def run(self, job: Job) -> None:
         sleep(self.slow_disk_s)
@@ -498,8 +498,8 @@ class _Server(Server):
 class _CutConnection(ServerConnection):
     """A connection that breaks after sending a given number of bytes."""
 
-    def __init__(self, server: Server, *, tls: bool, link: Upstream | None, cut_after: int) -> None:
-        super().__init__(server, tls=tls, link=link)
+    def __init__(self, server: Server, *, tls: bool, upstream: Upstream | None, cut_after: int) -> None:
+        super().__init__(server, tls=tls, upstream=upstream)
         self._left = cut_after
 
     def send(self, transport: asyncio.Transport, parts: list[bytes | memoryview]) -> None:
