@@ -28,8 +28,8 @@ from spark.naive import table_state
 from tailrace.client.blocking import BlockingSource
 from tailrace.clock import SYSTEM
 from tailrace.spark.rounds import committing, housekeeping, mirror, planning, round_runner, task
-from tailrace.spark.rounds.connections import close_idle_sources
 from tailrace.spark.rounds.handle import MirrorHandle
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror, source_options
 from tailrace.spark.rounds.verify import verify_table
 from tailrace.table import compaction, sink

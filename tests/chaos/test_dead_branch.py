@@ -10,7 +10,7 @@ import tailrace.testing
 from chaos.planted import BUGS
 from spark.local_jobs import LocalJobs
 from tailrace.spark.rounds.assignment import Assignment, MirrorSettings
-from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.mirror import Mirror
 from tailrace.spark.rounds.verify import verify_table
 from tailrace.table.contract import Commit

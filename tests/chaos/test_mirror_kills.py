@@ -27,7 +27,7 @@ from spark.local_jobs import LocalJobs
 from spark.naive import table_state
 from spark.too_slow import PATIENT, PYTHON_WAS_TOO_SLOW, STARTS
 from tailrace.crashpoints import CRASH_POINTS, TABLE_CRASH_POINTS
-from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror, source_options
 from tailrace.spark.rounds.verify import verify_table
 from tailrace.table.opening import open_table

@@ -35,7 +35,7 @@ from tailrace.connstr import parse
 from tailrace.errors import RollbackImpossible, UsageError
 from tailrace.rng import unique_name
 from tailrace.spark.rounds import housekeeping, planning
-from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.maintenance_once import maintain_once
 from tailrace.spark.rounds.mirror import Mirror
 from tailrace.spark.rounds.setup import build_mirror, source_options

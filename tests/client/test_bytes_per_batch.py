@@ -20,7 +20,7 @@ from tailrace.client import export
 from tailrace.client.events import Event, Mutation
 from tailrace.client.fulltext import FullText, follow
 from tailrace.spark.rounds.compare import Digester
-from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror, source_options
 from tailrace.spark.rounds.verify import verify_table
 from tailrace.table import file_reading

@@ -22,7 +22,7 @@ from tailrace.client.srv_records import find_seeds
 from tailrace.client.tls import TlsOptions
 from tailrace.clock import ManualClock, SystemClock
 from tailrace.connstr import Address, parse
-from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror
 from tailrace.spark.rounds.table_findings import examine_table
 from tailrace.table.opening import open_table

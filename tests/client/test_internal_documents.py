@@ -18,7 +18,7 @@ from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.connstr import parse
 from tailrace.errors import UsageError
-from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror, source_options
 from tailrace.spark.rounds.verify import verify_table
 from tailrace.table.opening import open_table

@@ -15,8 +15,8 @@ from tailrace.client.kv import KvClient
 from tailrace.cluster.coordinator import Coordinator
 from tailrace.errors import UsageError
 from tailrace.spark.rounds.assignment import Assignment, MirrorSettings
-from tailrace.spark.rounds.connections import close_idle_sources
 from tailrace.spark.rounds.handle import MirrorHandle
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.mirror import Mirror
 from tailrace.spark.rounds.progress import RoundProgress
 from tailrace.spark.source.feed import Feed

@@ -23,7 +23,7 @@ from table.memory_table import MemoryTable
 from tailrace.clock import ManualClock
 from tailrace.errors import ConnectError
 from tailrace.model import Position
-from tailrace.spark.rounds import connections
+from tailrace.spark.rounds import idle_sources
 from tailrace.spark.rounds.assignment import Assignment, MirrorSettings
 from tailrace.spark.rounds.mirror import Mirror as RoundsMirror
 from tailrace.spark.source.offsets import from_offset
@@ -118,7 +118,7 @@ class TableMirror(Follower):
         super().__init__(*args)
 
     def _live(self) -> None:
-        connections._idle.clear()  # those of the process that was killed
+        idle_sources._idle.clear()  # those of the process that was killed
         if self._table is None:
             self._table = MemoryTable(self._folder / "table")
         mirror = RoundsMirror(

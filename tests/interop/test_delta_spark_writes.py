@@ -16,7 +16,7 @@ from interop.spark_environment import program_environment, python_with_spark
 from spark.local_jobs import LocalJobs
 from spark.naive import bucket_state, table_state
 from tailrace.errors import ForeignRows, UnknownFeature
-from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror, source_options
 from tailrace.spark.rounds.verify import verify_table
 from tailrace.table.opening import open_table

@@ -21,7 +21,7 @@ from spark.local_jobs import LocalJobs
 from spark.naive import bucket_state, table_state
 from tailrace.spark.rounds import committing
 from tailrace.spark.rounds.change_log import CHANGES_SCHEMA, expired_files
-from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.maintenance_once import maintain_once
 from tailrace.spark.rounds.progress import RoundProgress
 from tailrace.spark.rounds.setup import build_mirror

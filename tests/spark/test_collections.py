@@ -15,7 +15,7 @@ from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.connstr import parse
 from tailrace.errors import UsageError
-from tailrace.spark.rounds import connections
+from tailrace.spark.rounds import idle_sources
 from tailrace.spark.rounds.mirror import Mirror
 from tailrace.spark.rounds.setup import build_mirror, source_options
 from tailrace.spark.rounds.verify import verify_table
@@ -118,7 +118,7 @@ def test_a_worker_that_did_not_see_a_collection_begin(
 ) -> None:
     """Its connection is older than the collection, and the creation event went to another worker."""
     idle: list[Any] = []
-    monkeypatch.setattr(connections, "_idle", idle)
+    monkeypatch.setattr(idle_sources, "_idle", idle)
     tables = {ORDERS: str(tmp_path / "orders")}
     client.set("before", {"n": 0}, collection=ORDERS)
     once(node, tables)
@@ -127,11 +127,11 @@ def test_a_worker_that_did_not_see_a_collection_begin(
     client.set_manifest(with_changes(client.manifest(), [], [ORDERS]))
     client.set_manifest(with_changes(client.manifest(), [ORDERS], []))
     once(node, tables)
-    connections.close_idle_sources()
+    idle_sources.close_idle_sources()
     idle[:] = of_one_worker
     for number in range(20):
         client.set(f"o{number}", {"n": number}, collection=ORDERS)
     once(node, tables)
     assert keys(tables[ORDERS]) == {f"o{number}" for number in range(20)}
     assert verify_table(LocalJobs(), source_options(node.url), open_table(tables[ORDERS])).equal
-    connections.close_idle_sources()
+    idle_sources.close_idle_sources()

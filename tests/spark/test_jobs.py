@@ -13,7 +13,7 @@ import pytest
 import tailrace.spark as ts
 import tailrace.testing
 from spark.local_jobs import LocalJobs
-from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.jobs import SparkJobs
 from tailrace.spark.rounds.setup import build_mirror
 

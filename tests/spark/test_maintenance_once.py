@@ -12,7 +12,7 @@ import pytest
 import tailrace.testing
 from spark.local_jobs import LocalJobs
 from spark.naive import bucket_state, table_state
-from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.maintenance_once import maintain_once
 from tailrace.spark.rounds.setup import build_mirror
 from tailrace.table.opening import open_table

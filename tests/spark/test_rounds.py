@@ -28,7 +28,7 @@ from tailrace.spark.rounds import planning
 from tailrace.spark.rounds.assignment import Assignment, MirrorSettings
 from tailrace.spark.rounds.bucket_watch import BucketState, BucketWatch
 from tailrace.spark.rounds.change_log import CHANGES_SCHEMA
-from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.mirror import Mirror
 from tailrace.spark.rounds.progress import RoundProgress
 from tailrace.spark.rounds.reading import _Waves

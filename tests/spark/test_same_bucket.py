@@ -13,7 +13,7 @@ import tailrace
 from spark.local_jobs import LocalJobs
 from tailrace.cli.main import main
 from tailrace.errors import BucketReplaced
-from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror, source_options
 from tailrace.spark.rounds.verify import verify_table
 from tailrace.table.delta.opening import SOURCE

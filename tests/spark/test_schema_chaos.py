@@ -21,7 +21,7 @@ from deltalake import DeltaTable, QueryBuilder
 import tailrace.testing
 from spark.local_jobs import LocalJobs
 from spark.naive import bucket_state
-from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror, source_options
 from tailrace.spark.rounds.verify import verify_table
 from tailrace.table.compaction import CompactionPolicy

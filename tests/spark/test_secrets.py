@@ -13,7 +13,7 @@ from spark.local_jobs import LocalJobs
 from table.s3 import BUCKET, moto_server, options_for
 from tailrace.cli.main import main
 from tailrace.errors import LoginError
-from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.progress import RoundProgress
 from tailrace.spark.rounds.setup import build_mirror
 from tailrace.spark.rounds.verify import verify_table

@@ -12,7 +12,7 @@ from pyroaring import BitMap
 import tailrace.testing
 from spark.local_jobs import LocalJobs
 from tailrace.errors import Fenced, TableChanged, TableDamaged
-from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.mirror import Mirror
 from tailrace.spark.rounds.setup import build_mirror
 from tailrace.table.compaction import CompactionPolicy, finish_step, next_step

@@ -13,7 +13,7 @@ import tailrace
 import tailrace.testing
 from spark.local_jobs import LocalJobs
 from tailrace.errors import UsageError
-from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.mirror import Mirror
 from tailrace.spark.rounds.progress import RoundProgress
 from tailrace.spark.rounds.setup import build_mirror, source_options

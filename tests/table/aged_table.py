@@ -11,7 +11,7 @@ from typing import Any
 import tailrace.testing
 from spark.local_jobs import LocalJobs
 from spark.naive import bucket_state
-from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror
 from tailrace.spark.rounds.verify import verify_table
 from tailrace.table.compaction import CompactionPolicy

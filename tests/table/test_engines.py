@@ -19,7 +19,7 @@ import tailrace
 import tailrace.testing
 from spark.local_jobs import LocalJobs
 from table.aged_table import COLUMNS, DOCS, Stage, aged_table, rows_by_key
-from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.idle_sources import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror
 from tailrace.table.opening import open_table
 

@@ -26,7 +26,7 @@ from ..errors import TailraceError, UsageError
 from ..logs import LEVELS, configure_logging
 from ..tracing import configure_tracing
 from ..units import parse_duration_s, parse_integer, parse_share, parse_size
-from . import configuration
+from . import config_file
 from .signals import on_signal, run_loop
 
 __all__ = [
@@ -106,7 +106,7 @@ def _take_from_file(ctx: click.Context, _param: click.Parameter, file: Path | No
     if file is None:
         return
     _program, *names = ctx.command_path.split()
-    section: Any = configuration.configure(ctx.find_root(), names[0], file)
+    section: Any = config_file.configure(ctx.find_root(), names[0], file)
     for name in names[1:]:
         section = section.get(name, {})
     ctx.default_map = section
@@ -157,7 +157,7 @@ class _Documented(click.Command):
         ]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        configuration.name_variables(ctx, self)
+        config_file.name_variables(ctx, self)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -10,7 +10,7 @@ import click
 from ..errors import UsageError
 from .common import command as make_command
 from .common import json_option
-from .configuration import effective, shown
+from .config_file import effective, shown
 
 
 @make_command(

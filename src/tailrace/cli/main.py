@@ -25,7 +25,7 @@ import click
 
 from .. import __version__
 from ..errors import ConnectError, StatusError, TailraceError, UsageError, reason_of
-from . import configuration
+from . import config_file
 from .common import EXISTING_FILE, Group, ProgramRun, printable
 from .start import interrupted_code
 
@@ -178,7 +178,7 @@ def cli(ctx: click.Context, config: Path | None) -> None:
     if name is None:
         raise click.UsageError("the command is missing", ctx)
     if config is not None:
-        configuration.configure(ctx, OLD_NAMES.get(name, name), config)
+        config_file.configure(ctx, OLD_NAMES.get(name, name), config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -213,7 +213,7 @@ def _run(arguments: list[str], session: ProgramRun) -> object:
 
         return shell_complete(cli, {}, PROGRAM, COMPLETE_VARIABLE, instruction)
     try:
-        prefix = configuration.ENVIRONMENT_PREFIX
+        prefix = config_file.ENVIRONMENT_PREFIX
         with cli.make_context(PROGRAM, arguments, obj=session, auto_envvar_prefix=prefix) as ctx:
             return cli.invoke(ctx)
     except click.exceptions.Exit as end:

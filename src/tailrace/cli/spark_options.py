@@ -89,7 +89,7 @@ def undo_options(function: F) -> F:
 
 
 def need_spark() -> None:
-    """Raise if a package that the pipeline needs is missing, before anything is started."""
+    """Raise if a package that Spark needs here is missing, before anything is started."""
     import obstore  # noqa: F401
     import pyroaring  # noqa: F401
     import pyspark  # noqa: F401

@@ -1,4 +1,4 @@
-"""The kinds of rows in the pipeline and how to tell them apart: no other module looks at the words of ``op``.
+"""The kinds of rows of a source and how to tell them apart: no other module looks at the words of ``op``.
 
 Changes come in batches of any size; everything else comes in a batch of one row, in its place among them:
 

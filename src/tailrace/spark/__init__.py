@@ -1,4 +1,4 @@
-"""The Spark pipeline: a source of changes, and a mirror that stays true.
+"""Spark: a source of changes, and a mirror that stays true.
 
     import tailrace.spark as ts
 

@@ -12,10 +12,10 @@ from .hashing import Hashes, KeyHash
 from .index import Rows, open_index
 from .store import TableStore
 
-__all__ = ["Documents", "find_rows", "rows_of_vbuckets"]
+__all__ = ["DocumentHashes", "find_rows", "rows_of_vbuckets"]
 
 
-class Documents:
+class DocumentHashes:
     """Documents by h1 and h2, in ascending order of h1."""
 
     __slots__ = ("h1", "h2")
@@ -24,18 +24,18 @@ class Documents:
         self.h1 = h1
         self.h2 = h2
 
-    def between(self, low: int, high: int) -> Documents:
+    def between(self, low: int, high: int) -> DocumentHashes:
         """The documents whose h1 is in a range, both ends included."""
         first = int(np.searchsorted(self.h1, np.uint64(low), side="left"))
         last = int(np.searchsorted(self.h1, np.uint64(high), side="right"))
-        return Documents(self.h1[first:last], self.h2[first:last])
+        return DocumentHashes(self.h1[first:last], self.h2[first:last])
 
     def __len__(self) -> int:
         return len(self.h1)
 
 
 def find_rows(
-    store: TableStore, files: Iterable[DataFile], key_hash: KeyHash, documents: Documents
+    store: TableStore, files: Iterable[DataFile], key_hash: KeyHash, documents: DocumentHashes
 ) -> Iterator[tuple[DataFile, Rows]]:
     """The rows of these documents, file by file, including rows that are masked already."""
     for file in files:

@@ -23,7 +23,7 @@ from .datafile import BASE, FIRST_TIER, MAX_FILE_BYTES, MAX_FILE_ROWS, DataFileW
 from .document_columns import DocumentColumns
 from .hashing import Hashes, KeyHash
 from .index import FileIndex
-from .lookup import Documents, find_rows, rows_of_vbuckets
+from .lookup import DocumentHashes, find_rows, rows_of_vbuckets
 from .rows import rows_of, vbuckets_of, with_document_columns
 from .store import TableStore
 from .typed import RESCUED
@@ -135,7 +135,7 @@ class RowSink:
     def _store(self, changes: pa.Table) -> None:
         h1, h2 = self._hash.hash(changes["key"], vbuckets_of(changes))
         newest = newest_of_each(h1, h2)
-        self._mask(Documents(h1[newest], h2[newest]))
+        self._mask(DocumentHashes(h1[newest], h2[newest]))
         if not self._writer.keep_deletes:
             newest = newest[_is_mutation(changes)[newest]]
         if len(newest):
@@ -175,7 +175,7 @@ class RowSink:
             changes = changes.filter(pc.invert(pc.is_in(changes["vbucket"], value_set=gone)))
         return changes
 
-    def _mask(self, documents: Documents) -> None:
+    def _mask(self, documents: DocumentHashes) -> None:
         """Mask the earlier rows of these documents, in the table and in this sink's own files."""
         crash_point("table.in-lookup")
         for file, rows in find_rows(self._writer.store, self._writer.files, self._hash, documents):

@@ -30,7 +30,7 @@ from ...model import MAX_SEQNO, Position
 from ...table.contract import TaskResult
 from ...table.sink import RowSink, TableWriter
 from .change_log import ChangeLogTarget, ChangeSink
-from .connections import borrowed_source
+from .idle_sources import borrowed_source
 from .planning import ReadRange
 from .reading import read_ranges
 

@@ -29,7 +29,7 @@ from ...table.typed import RESCUED
 from ..source.feed import open_source
 from ..source.options import parse_mirror_options
 from .compare import DIGEST_SCHEMA, Difference, Digester, compare, newest
-from .connections import borrowed_source
+from .idle_sources import borrowed_source
 from .jobs import Jobs
 from .planning import ReadRange, changes_of, divided
 from .reading import read_ranges
