@@ -23,7 +23,7 @@ from tailrace.protocol.handshake import Credentials
 from tailrace.server import fastpath
 from tailrace.server.aio import Server, ServerConnection
 from tailrace.server.session import Session
-from tailrace.server.transport import Poller, _some
+from tailrace.server.transport import Poller, _for_one_call
 from tailrace.server.turn import TURN_S
 from tailrace.server.upstream import ReplicationSource, Upstream
 from tailrace.wire import admin, dcp, kv, tap, upr
@@ -509,8 +509,8 @@ def test_a_stream_of_many_small_pieces_is_read_some_at_a_time() -> None:
 
 
 def test_a_system_call_sends_a_part_of_what_is_large() -> None:
-    assert list(map(len, _some([b"small", LARGE, b"small"]))) == [5, (1 << 20) - 5]
-    assert list(map(len, _some([b"x"] * 1000))) == [1] * 64
+    assert list(map(len, _for_one_call([b"small", LARGE, b"small"]))) == [5, (1 << 20) - 5]
+    assert list(map(len, _for_one_call([b"x"] * 1000))) == [1] * 64
 
 
 OPENINGS: dict[str, list[Message]] = {

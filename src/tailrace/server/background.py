@@ -120,10 +120,10 @@ class BackgroundWork:
             # was tried and failed, is found here.
             self._maintain_at = now + self._maintenance_s
             if now - self._store.last_change >= _REST_S:
-                self._rest()
+                self._use_the_quiet()
             self._advance()
 
-    def _rest(self) -> None:
+    def _use_the_quiet(self) -> None:
         """Nobody writes: free the memory that only makes streams faster."""
         self._store.rest()
         self._remove_files()

@@ -58,7 +58,7 @@ def serve_management(node: Node, request: HttpRequest) -> HttpContent | HttpStre
     """The management paths; None if it is none of them."""
     match [unquote(part) for part in request.path.strip("/").split("/")]:
         case ["whoami"]:
-            return _only_get(request, _who(node, request))
+            return _only_get(request, _whoami(node, request))
         case ["pools"]:
             return _only_get(request, _pools(node))
         case ["pools", "default"]:
@@ -107,7 +107,7 @@ def _config_of(node: Node, bucket: ServedBucket) -> Callable[[], bytes | None]:
     return lambda: node.map_of(bucket).text if node.buckets.get(bucket.name) is bucket else None
 
 
-def _who(node: Node, request: HttpRequest) -> HttpContent:
+def _whoami(node: Node, request: HttpRequest) -> HttpContent:
     return HttpContent.of_json({"id": request.user, "domain": "admin", "roles": [{"role": "admin"}]})
 
 

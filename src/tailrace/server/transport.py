@@ -140,7 +140,7 @@ class Poller:
             transport.send_held()
 
 
-def _some(pieces: Iterable[bytes | bytearray | memoryview]) -> list[bytes | bytearray | memoryview]:
+def _for_one_call(pieces: Iterable[bytes | bytearray | memoryview]) -> list[bytes | bytearray | memoryview]:
     """As much of these as goes into one system call."""
     sendable: list[bytes | bytearray | memoryview] = []
     left = _SEND_BYTES
@@ -290,7 +290,7 @@ class PlainTransport(asyncio.Transport):
         pieces = list(list_of_data)
         if not self._unsent and not self._is_lost:
             try:
-                sent = _send(self._socket, _some(pieces))
+                sent = _send(self._socket, _for_one_call(pieces))
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError as error:
@@ -309,7 +309,7 @@ class PlainTransport(asyncio.Transport):
     def _write(self) -> None:
         unsent = self._unsent
         try:
-            sent = _send(self._socket, _some(unsent))
+            sent = _send(self._socket, _for_one_call(unsent))
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:

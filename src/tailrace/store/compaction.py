@@ -359,9 +359,9 @@ class MergeJob(BaseJob):
             segment = self._bucket.sealed.write(self._number, self._write)
         if segment.frames or segment.pairs:
             self._segment = segment
-        self._bucket.sealed.manifest_file.change(self._edit, self._told)
+        self._bucket.sealed.manifest_file.change(self._edit, self._pass_on_losses)
 
-    def _told(self) -> None:
+    def _pass_on_losses(self) -> None:
         self._bucket.sealed.untaken_losses = self._losses
 
     def _edit(self, base: Base, table: SegmentTable) -> tuple[Base, SegmentTable]:

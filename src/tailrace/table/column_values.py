@@ -123,17 +123,17 @@ def fit(value: Any, kind: pa.DataType, path: str, wrong: Misfits) -> Any:
             wrong[path] = (value, reason)
         return None
     if not _is_nothing(value):
-        wrong[path] = (value, f"{_kind_of(value)}, not {_told(kind)}")
+        wrong[path] = (value, f"{_kind_of(value)}, not {_shown_type(kind)}")
     return None
 
 
-def _told(kind: pa.DataType) -> str:
+def _shown_type(kind: pa.DataType) -> str:
     """A type for people, without an object's parts: more may be added later, but a reason must not change."""
     if pa.types.is_struct(kind):
         return "STRUCT"
     if pa.types.is_map(kind):
-        return f"MAP<STRING, {_told(kind.item_type)}>"
-    return f"ARRAY<{_told(kind.value_type)}>" if pa.types.is_list(kind) else format_type(kind)
+        return f"MAP<STRING, {_shown_type(kind.item_type)}>"
+    return f"ARRAY<{_shown_type(kind.value_type)}>" if pa.types.is_list(kind) else format_type(kind)
 
 
 def _is_nothing(value: Any) -> bool:

@@ -104,7 +104,7 @@ class DocumentShape:
         rescued = pa.chunked_array([part.rescued for part in parts], pa.string())
         seen: pa.DataType | None = None
         for part in parts:
-            seen = _both(seen, part.seen)
+            seen = _type_of_both(seen, part.seen)
         extended = None
         if seen is not None:
             extended = pa.schema(list(extended_type(pa.struct(list(self.schema)), seen)))
@@ -225,7 +225,7 @@ class DocumentShape:
         for text in values.to_pylist():
             kind = type_of(try_document(text, {}))
             if kind is not None and has_more(kind, known):
-                seen = _both(seen, kind)
+                seen = _type_of_both(seen, kind)
         return seen
 
     def _filled(self, values: pa.Array, part: _Part, apart: Collection[str]) -> _Part:
@@ -253,7 +253,7 @@ class DocumentShape:
             if self.find_unknown:
                 kind = type_of(document)
                 if kind is not None and has_more(kind, known):
-                    seen = _both(seen, kind)
+                    seen = _type_of_both(seen, kind)
             rescued.append(rescued_json(wrong, with_document=self.rescue_documents) if wrong else None)
         arrays = [pa.array(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
         return _Part(arrays, pa.array(rescued, pa.string()), seen)
@@ -271,7 +271,7 @@ class _Part:
         return cls([pa.nulls(rows, field.type) for field in schema], pa.nulls(rows, pa.string()))
 
 
-def _both(first: pa.DataType | None, second: pa.DataType | None) -> pa.DataType | None:
+def _type_of_both(first: pa.DataType | None, second: pa.DataType | None) -> pa.DataType | None:
     if first is None or second is None:
         return second if first is None else first
     return common_type(first, second)

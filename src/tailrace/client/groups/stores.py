@@ -80,7 +80,7 @@ class DirectoryGroupStore:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._files = DiskFiles(path)
-        with self._said():
+        with self._explained():
             self._files.make_directory("")
 
     def read(self) -> tuple[int, bytes | None]:
@@ -93,7 +93,7 @@ class DirectoryGroupStore:
 
     def replace(self, version: int, data: bytes) -> bool:
         name = _record_name(version + 1)
-        with self._said():
+        with self._explained():
             try:
                 if not put_file(self._files, name, data, beside=f"new-{unique_name()}"):
                     return False
@@ -110,7 +110,7 @@ class DirectoryGroupStore:
         return True
 
     def put(self, name: str, data: bytes) -> None:
-        with self._said():
+        with self._explained():
             put_file(self._files, _POSITIONS + name, data, beside=f"new-{unique_name()}")
 
     def get(self, name: str) -> bytes | None:
@@ -121,11 +121,11 @@ class DirectoryGroupStore:
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
-            with self._said(), contextlib.suppress(FileNotFoundError):
+            with self._explained(), contextlib.suppress(FileNotFoundError):
                 self._files.unlink(_POSITIONS + name)
 
     def names(self) -> list[str]:
-        with self._said():
+        with self._explained():
             return [
                 name.removeprefix(_POSITIONS) for name in self._files.names("") if name.startswith(_POSITIONS)
             ]
@@ -134,7 +134,7 @@ class DirectoryGroupStore:
         """Do nothing: nothing is open."""
 
     def _versions(self) -> list[int]:
-        with self._said():
+        with self._explained():
             matches = map(_RECORD.fullmatch, self._files.names(""))
             return sorted(int(match[1]) for match in matches if match)
 
@@ -147,7 +147,7 @@ class DirectoryGroupStore:
             raise StoreError(f"the group's file {str(self.path / name)!r}: {reason_of(error)}") from None
 
     @contextlib.contextmanager
-    def _said(self) -> Any:
+    def _explained(self) -> Any:
         try:
             yield
         except OSError as error:

@@ -282,7 +282,7 @@ class TapReader(TranslatingReader):
                 for started in self._subscription.vbuckets.values():
                     self._start_over(started)
             case TapOpaqueMessage() if reading is not None:
-                self._told(reading, message.code)
+                self._take_control(reading, message.code)
             case TapOpaqueMessage() | TapVBucketSet() | TapCheckpointStart() | TapCheckpointEnd():
                 pass  # nothing that a reader acts on
             case _:
@@ -290,7 +290,7 @@ class TapReader(TranslatingReader):
         if message.wants_ack:
             self._acks.add(TapAck(opcode=frame.opcode, opaque=frame.opaque))
 
-    def _told(self, reading: _ReadVBucket, code: int) -> None:
+    def _take_control(self, reading: _ReadVBucket, code: int) -> None:
         if code == TapOpaque.INITIAL_VBUCKET_STREAM:
             self._start_over(reading)
             reading.in_backfill = True

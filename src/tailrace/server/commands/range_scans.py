@@ -32,7 +32,7 @@ def create(call: Call[kv.RangeScanCreate]) -> Reply:
         raise MalformedMessage("xattrs were not negotiated for range scans")
     vbucket = _checked(call, wanted)
     if vbucket.persisted_seqno >= wanted.seqno:
-        return _made(call, vbucket, wanted)
+        return _new_scan(call, vbucket, wanted)
     if not wanted.timeout_ms:
         raise Refused(Status.ETMPFAIL, f"seqno {wanted.seqno} is not on disk yet")
     pending = call.defer(wanted.timeout_ms / 1000)
@@ -43,7 +43,7 @@ def create(call: Call[kv.RangeScanCreate]) -> Reply:
         try:
             if not ok:
                 raise Refused(Status.VB_UUID_NOT_EQUAL, "that seqno was rolled back")
-            pending.succeed(_made(call, _checked(call, wanted), wanted))  # much may be different by now
+            pending.succeed(_new_scan(call, _checked(call, wanted), wanted))  # much may be different by now
         except Refused as refusal:
             pending.fail(refusal.status, refusal.context)
 
@@ -63,7 +63,7 @@ def _checked(call: Call[kv.RangeScanCreate], wanted: ScanRequest) -> VBucket:
     return vbucket
 
 
-def _made(call: Call[kv.RangeScanCreate], vbucket: VBucket, wanted: ScanRequest) -> bytes:
+def _new_scan(call: Call[kv.RangeScanCreate], vbucket: VBucket, wanted: ScanRequest) -> bytes:
     now = call.node.clock.monotonic()  # it may have waited for longer than a scan lives
     return call.success(value=call.bucket.range_scans.make(vbucket, wanted, call.session, now))
 

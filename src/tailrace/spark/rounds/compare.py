@@ -200,12 +200,12 @@ def _differing(
         for row in np.flatnonzero(~same.to_numpy()).tolist():
             wrong.setdefault(row, []).append(name)
     for row, names in sorted(wrong.items()):
-        texts = [_both(name, ours[name][row].as_py(), theirs[name][row].as_py()) for name in names]
+        texts = [_difference_text(name, ours[name][row].as_py(), theirs[name][row].as_py()) for name in names]
         newer = _is_newer(ours, row, positions)
         yield _difference("different", ours, row, "; ".join(dict.fromkeys(texts)), newer=newer)
 
 
-def _both(name: str, in_bucket: Any, in_table: Any) -> str:
+def _difference_text(name: str, in_bucket: Any, in_table: Any) -> str:
     if name.startswith("value"):
         return "the value differs"  # a log or a terminal is no place for documents
     if name == "columns":

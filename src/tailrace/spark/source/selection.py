@@ -88,10 +88,10 @@ class Selection:
             )
         return replace(
             self,
-            ops=_both(self.ops, ops),
+            ops=_allowed_by_both(self.ops, ops),
             key_prefixes=prefixes,
-            collections=_both(self.collections, collections),
-            scopes=_both(self.scopes, scopes),
+            collections=_allowed_by_both(self.collections, collections),
+            scopes=_allowed_by_both(self.scopes, scopes),
         )
 
     def rows_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -137,7 +137,7 @@ class Selection:
         )
 
 
-def _both(mine: frozenset[str] | None, others: Iterable[str] | None) -> frozenset[str] | None:
+def _allowed_by_both(mine: frozenset[str] | None, others: Iterable[str] | None) -> frozenset[str] | None:
     if others is None:
         return mine
     return frozenset(others) if mine is None else mine & frozenset(others)
