@@ -232,8 +232,8 @@ def any_changes(frames: ScannedFrames, rows: ScanRows, places: Iterator[Place]) 
         time_s = 0
         if data[start + _EXTRAS_LENGTH_AT] != DELETION_V1.size:
             (time_s,) = _unpack_delete_time(data, _extras_at(data, start))
-        made = Deletion if opcode == DcpOpcode.DELETION else Expiration
-        yield made(vbucket, vb_uuid, seqno, rev, cas, key, time_s, snapshot, collection, xattrs)
+        event_class = Deletion if opcode == DcpOpcode.DELETION else Expiration
+        yield event_class(vbucket, vb_uuid, seqno, rev, cas, key, time_s, snapshot, collection, xattrs)
 
 
 def make_durable_write(

@@ -201,8 +201,8 @@ def _refusal(reason: str) -> Exception:
     kind = reason.partition(" ")[0]
     if kind in ("LOADING", "BUSY", "TRYAGAIN", "MASTERDOWN", "CLUSTERDOWN", "READONLY"):
         return _Busy(reason)
-    made = LoginError if kind in ("NOAUTH", "WRONGPASS", "NOPERM") else ConnectError
-    return made(f"redis refuses: {reason[:200]}")
+    error_class = LoginError if kind in ("NOAUTH", "WRONGPASS", "NOPERM") else ConnectError
+    return error_class(f"redis refuses: {reason[:200]}")
 
 
 def _short(answer: Any) -> str:

@@ -262,8 +262,8 @@ class RedisGroupStore:
         kind, rest = line[:1], line[1:-2]
         if kind == b"-":
             reason = rest.decode("utf-8", "replace")[:200]
-            made = LoginError if reason.startswith(("NOAUTH", "WRONGPASS", "NOPERM")) else ConnectError
-            raise made(f"the Redis of the group refuses: {reason}")
+            error_class = LoginError if reason.startswith(("NOAUTH", "WRONGPASS", "NOPERM")) else ConnectError
+            raise error_class(f"the Redis of the group refuses: {reason}")
         if kind in (b"+", b":"):
             return rest
         size = int(rest) if re.fullmatch(rb"-1|\d{1,9}", rest) and kind in (b"$", b"*") else None

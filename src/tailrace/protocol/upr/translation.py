@@ -205,20 +205,20 @@ class UprTranslation(DcpTranslation, ABC):
             if self._open.get(stream.opaque) is stream:
                 self._got_log(stream, self._log(frame))
             return
-        stream = self._open.get(frame.opaque)
-        if stream is None:
+        open_stream = self._open.get(frame.opaque)
+        if open_stream is None:
             raise RemoteProtocolError(
                 f"a message with opaque 0x{frame.opaque:x}, which no stream of ours has"
             )
-        if stream.is_accepted and not stream.is_open:
-            stream.waiting.append(frame)
+        if open_stream.is_accepted and not open_stream.is_open:
+            open_stream.waiting.append(frame)
             self._waiting_bytes += _cost(frame)
             if self._waiting_bytes > WAITING_BYTES:
                 raise RemoteProtocolError(
-                    f"the server does not say on which branch vbucket {stream.vbucket} is"
+                    f"the server does not say on which branch vbucket {open_stream.vbucket} is"
                 )
             return
-        self._take_frame(stream, frame)
+        self._take_frame(open_stream, frame)
 
     def _take_frame(self, stream: _UprStream, frame: Frame) -> None:
         message = self.DIALECT.decode(frame, Direction.TO_RECEIVER)
@@ -279,7 +279,7 @@ class UprTranslation(DcpTranslation, ABC):
     # changes
 
     def _mutation(self, stream: _UprStream, message: UprAMutation | UprBMutation, datatype: int) -> None:
-        made = DcpMutation(
+        mutation = DcpMutation(
             by_seqno=message.by_seqno,
             rev_seqno=message.rev_seqno,
             flags=message.flags,
@@ -292,16 +292,16 @@ class UprTranslation(DcpTranslation, ABC):
             opaque=stream.opaque,
             vbucket=message.vbucket,
         )
-        self._change(stream, message.by_seqno, made.encode())
+        self._change(stream, message.by_seqno, mutation.encode())
 
     def _removal(
         self,
         stream: _UprStream,
         message: UprADeletion | UprAExpiration | UprBDeletion | UprBExpiration,
-        made: type[DcpDeletion | DcpExpiration],
+        removal_class: type[DcpDeletion | DcpExpiration],
     ) -> None:
         """Pass on a deletion or expiration; the drafts don't say when it happened."""
-        removal = made(
+        removal = removal_class(
             by_seqno=message.by_seqno,
             rev_seqno=message.rev_seqno,
             cas=message.cas,

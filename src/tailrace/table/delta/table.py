@@ -235,7 +235,7 @@ class DeltaMirrorTable:
 
     def versions(self) -> Iterator[TableVersion]:
         """Every version that can be restored, newest first."""
-        yield from reversed(self._undo_history().versions)
+        yield from reversed(self._earlier().versions)
 
     def lineage(self, vbucket: int) -> Iterator[tuple[int, Position]]:
         """The versions whose rows a vbucket can return to, newest first, and where it stood in each.
@@ -244,7 +244,7 @@ class DeltaMirrorTable:
         files are gone, and those in which somebody else had changed rows.
         """
         lost = [span for span in self._lost() if span.low <= vbucket <= span.high]
-        history = self._undo_history()
+        history = self._earlier()
         resets = self._resets_of(vbucket)
         foreign = [(since, at or self.version + 1) for since, at in parse_repairs(self._state)]
         if self._state.foreign_since is not None:
@@ -270,7 +270,7 @@ class DeltaMirrorTable:
             self._resets = (text, by_vbucket)
         return self._resets[1].get(vbucket, [])
 
-    def _undo_history(self) -> UndoHistory:
+    def _earlier(self) -> UndoHistory:
         if self._history is None:
             horizon_ms = self._now_ms() - self._undo.span_ms - self._undo.every_version_ms
             self._history = load_history(self._log, self._version_files, self.version, horizon_ms)
@@ -283,12 +283,12 @@ class DeltaMirrorTable:
             self._states.clear()
 
     def _lost(self) -> list[FileSpan]:
-        """The files that earlier versions name and that are no longer there."""
+        """Files that earlier versions name and that are gone."""
         if self._missing is None or self._now_ms() - self._missing[0] > _EXISTENCE_MS:
             listed = list(self._store.list())
             self._look_at_log(listed)
             there = {file.path for file in listed}
-            gone = [span for span in self._undo_history().spans if not there.issuperset(span.names)]
+            gone = [span for span in self._earlier().spans if not there.issuperset(span.names)]
             self._missing = (self._now_ms(), gone)
         return self._missing[1]
 
@@ -584,7 +584,7 @@ class DeltaMirrorTable:
         self._absorb()
         report = self._cleaner.clean(
             self._state,
-            self._undo_history(),
+            self._earlier(),
             listed,
             busy_since_ms=busy_since_ms,
             owner=self._run is not None,
