@@ -127,19 +127,21 @@ def test_what_a_reading_takes(given: dict[str, Any]) -> None:
 
 def test_what_a_source_is_asked() -> None:
     with tailrace.testing.node(vbuckets=2) as node, tailrace.connect_sync(node.url) as source:
-        changes = source.changes(end="now")
-        assert list(changes) == []
+        node.set("k", 1)
+        changes = source.changes()
+        assert next(changes) is not None
         wrong: Any
         for wrong in (5, "0", ["0"]):
             for call in (source.pause, source.resume, source.failover_logs):
                 with pytest.raises(UsageError, match="vbuckets is a list"):
                     call(wrong)
+        changes.close()
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"path": 5}, "the path of a table|is a path, not '5'"),
+        ({"path": 5}, "the table is a path, not '5'"),
         ({"version": "3"}, "version is a whole number or None"),
         ({"columns": "key"}, "columns is a list of names or None"),
         ({"filter": "vbucket = 7"}, "filter is an Expression or a list or None"),

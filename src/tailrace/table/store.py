@@ -554,7 +554,6 @@ def _duration(value: str) -> timedelta:
 
 def _normal_uri(given: str | os.PathLike[str]) -> str:
     """An absolute local path, or the address of a prefix without a slash at its end."""
-    text = os.fspath(given)
-    if text.startswith("memory://"):
-        return text.rstrip("/")
+    if isinstance(given, str) and given.startswith("memory://"):
+        return given.rstrip("/")
     return location(given, "the table").text
