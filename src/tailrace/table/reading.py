@@ -95,7 +95,7 @@ def live_files(table: Table, version: int | None = None, at: PositionVector | No
     if version is not None:
         raise UsageError("version and at exclude each other")
     by_version: dict[int, list[int]] = {}
-    wanted = parse_positions(at, besides=_BESIDES) if isinstance(at, str) else at
+    wanted: Any = parse_positions(at, besides=_BESIDES) if isinstance(at, str) else at
     if not isinstance(wanted, Mapping) or not all(
         isinstance(vbucket, Integral) and isinstance(place, Integral | Position)
         for vbucket, place in wanted.items()
