@@ -62,7 +62,7 @@ def test_what_is_wrong_is_said_in_one_line(function: Any, given: dict[str, Any],
 @pytest.mark.parametrize("function", [tailrace.connect, tailrace.connect_sync])
 @pytest.mark.parametrize("url", [5, None, b"couchbase://127.0.0.1"])
 def test_a_url_is_a_text(function: Any, url: Any) -> None:
-    with pytest.raises(UsageError, match="url is a text or a ConnectionString, not"):
+    with pytest.raises(UsageError, match="url must be text or a ConnectionString, not"):
         function(url)
 
 
@@ -75,13 +75,13 @@ def test_a_node_for_tests(vbuckets: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"bucket": 5}, "bucket is a text"),
-        ({"buckets": "one"}, "buckets is a list"),
-        ({"buckets": [5]}, "name is a text"),
-        ({"data": 5}, "data is a text or a Path or None"),
-        ({"users": {"ada": 5}}, "users is a dictionary of texts or None"),
-        ({"settings": "max_value=5"}, "settings is a dictionary or None"),
-        ({"tls": True}, "tls is an? SSLContext or None"),
+        ({"bucket": 5}, "bucket must be text"),
+        ({"buckets": "one"}, "buckets must be a list"),
+        ({"buckets": [5]}, "name must be text"),
+        ({"data": 5}, "data must be text or a Path or None"),
+        ({"users": {"ada": 5}}, "users must be a dictionary of texts or None"),
+        ({"settings": "max_value=5"}, "settings must be a dictionary or None"),
+        ({"tls": True}, "tls must be an? SSLContext or None"),
     ],
 )
 def test_what_a_node_for_tests_takes(given: dict[str, Any], says: str) -> None:
@@ -133,7 +133,7 @@ def test_what_a_source_is_asked() -> None:
         wrong: Any
         for wrong in (5, "0", ["0"]):
             for call in (source.pause, source.resume, source.failover_logs):
-                with pytest.raises(UsageError, match="vbuckets is a list"):
+                with pytest.raises(UsageError, match="vbuckets must be a list"):
                     call(wrong)
         changes.close()
 
@@ -142,10 +142,10 @@ def test_what_a_source_is_asked() -> None:
     ("given", "says"),
     [
         ({"path": 5}, "the table is a path, not '5'"),
-        ({"version": "3"}, "version is a whole number or None"),
-        ({"columns": "key"}, "columns is a list of names or None"),
-        ({"filter": "vbucket = 7"}, "filter is an Expression or a list or None"),
-        ({"storage_options": "x=y"}, "storage_options is a dictionary of texts or None"),
+        ({"version": "3"}, "version must be a whole number or None"),
+        ({"columns": "key"}, "columns must be a list of names or None"),
+        ({"filter": "vbucket = 7"}, "filter must be an Expression or a list or None"),
+        ({"storage_options": "x=y"}, "storage_options must be a dictionary of texts or None"),
     ],
 )
 def test_what_reading_a_table_takes(tmp_path: Path, given: dict[str, Any], says: str) -> None:
@@ -156,7 +156,10 @@ def test_what_reading_a_table_takes(tmp_path: Path, given: dict[str, Any], says:
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [({"timeout_s": "5"}, "timeout_s is a number"), ({"storage_options": []}, "storage_options is a dict")],
+    [
+        ({"timeout_s": "5"}, "timeout_s must be a number"),
+        ({"storage_options": []}, "storage_options must be a dict"),
+    ],
 )
 def test_what_waiting_for_a_table_takes(tmp_path: Path, given: dict[str, Any], says: str) -> None:
     pytest.importorskip("deltalake")
@@ -167,10 +170,10 @@ def test_what_waiting_for_a_table_takes(tmp_path: Path, given: dict[str, Any], s
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"url": 5}, "url is a text or a ConnectionString"),
-        ({"tables": 5}, "tables is a text or a path or a dictionary"),
-        ({"tables": {"shop.orders": 5}}, "tables is a text or a path or a dictionary"),
-        ({"options": {"maxOffsetsPerTrigger": 5}}, "options is a dictionary of texts"),
+        ({"url": 5}, "url must be text or a ConnectionString"),
+        ({"tables": 5}, "tables must be text or a path or a dictionary"),
+        ({"tables": {"shop.orders": 5}}, "tables must be text or a path or a dictionary"),
+        ({"options": {"maxOffsetsPerTrigger": 5}}, "options must be a dictionary of texts"),
         ({"onec": True}, "did you mean 'once'"),
     ],
 )
@@ -195,7 +198,11 @@ def test_limits_of_a_mirror(tmp_path: Path, name: str, value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [({"url": 5}, "url is a text"), ({"options": "x"}, "options is"), ({"on_progress": 5}, "on_progress is")],
+    [
+        ({"url": 5}, "url must be text"),
+        ({"options": "x"}, "options must be"),
+        ({"on_progress": 5}, "on_progress must be"),
+    ],
 )
 def test_what_verifying_takes(tmp_path: Path, given: dict[str, Any], says: str) -> None:
     pytest.importorskip("pyspark")

@@ -384,7 +384,7 @@ def test_a_disk_that_is_too_small_is_told(
         usage = SimpleNamespace(total=size)
         monkeypatch.setattr("shutil.disk_usage", lambda _, usage=usage: usage)
         _warn_of_a_small_disk(tmp_path, StoreSettings(memory_quota=4 << 20))
-        assert ("it needs 28.0 MiB" in caplog.text) is told
+        assert ("needs 28.0 MiB" in caplog.text) is told
 
 
 def test_files_are_private(tmp_path: Path) -> None:

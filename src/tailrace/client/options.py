@@ -272,7 +272,7 @@ def vbucket_numbers(vbuckets: Iterable[int]) -> list[int]:
     check_values(vbucket_numbers, {"vbuckets": vbuckets})
     named = set(vbuckets)
     if not all(type(vbucket) is int for vbucket in named):
-        raise UsageError("vbuckets is a list of whole numbers")
+        raise UsageError("vbuckets must be a list of whole numbers")
     return sorted(named)
 
 
