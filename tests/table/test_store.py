@@ -173,7 +173,7 @@ def test_places_that_are_none(uri: str, says: str) -> None:
 @pytest.mark.parametrize("value", ["hush", "1_0", "-1", "", "9" * 20])
 def test_values_of_options_that_are_none(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=f"^the storage option {name} must be a ") as error:
-        TableStore("s3://bucket/table", {name: value})
+        TableStore("s3://bucket/table", {name: value}).read("a")
     assert "hush" not in str(error.value)
 
 

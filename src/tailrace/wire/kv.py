@@ -8,6 +8,8 @@ Rules: docs/spec/header.md#document-commands, docs/spec/header.md#with-meta-comm
 
 from __future__ import annotations
 
+import struct
+
 from ..errors import MalformedMessage
 from .codes import Datatype, Op, Status
 from .layout import NO_EXTRAS, layout
@@ -469,21 +471,15 @@ class RangeScanIdResponse(Response):
             raise MalformedMessage(f"range scan create response: an id has 16 bytes, not {len(self.value)}")
 
 
-RANGE_SCAN_ITEM = layout("""
-    I flags
-    I expiry
-    Q by_seqno
-    Q cas
-    B datatype
-""").struct
+RANGE_SCAN_ITEM = struct.Struct(">IIQQB")  # flags, expiry, seqno, CAS, datatype
 
 
 @message
 class RangeScanItemsResponse(Response):
     """Some of a scan's items. 0xa6 (there are more) and 0xa7 (that was all) are answers of the same shape.
 
-    A key is a LEB128 length and the key, without its collection; a document is `RANGE_SCAN_ITEM`, then key
-    and value, each after its LEB128 length.
+    A key is a LEB128 length and the key, without its collection; a document is u32 flags, u32 expiry,
+    u64 seqno, u64 CAS, u8 datatype, then key and value, each after its LEB128 length.
     """
 
     OK = frozenset({Status.SUCCESS, Status.RANGE_SCAN_MORE, Status.RANGE_SCAN_COMPLETE})
