@@ -32,6 +32,7 @@ __all__ = [
     "empties_collection",
     "kind_of",
     "no_rows",
+    "rollback_row",
     "rollback_rows",
     "signed",
     "single_row",
@@ -78,11 +79,12 @@ def empties_collection(batch: pa.RecordBatch) -> bool:
 
 def rollback_rows(rollbacks: Iterable[tuple[int, int, int]]) -> pa.RecordBatch:
     """A row for each (vbucket, vb_uuid, seqno)."""
-    rows = [
-        {"op": ROLLBACK, "vbucket": vbucket, "vb_uuid": signed(vb_uuid), "seqno": signed(seqno)}
-        for vbucket, vb_uuid, seqno in rollbacks
-    ]
-    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+    return pa.RecordBatch.from_pylist([rollback_row(*rollback) for rollback in rollbacks], schema=SCHEMA)
+
+
+def rollback_row(vbucket: int, vb_uuid: int, seqno: int) -> dict[str, Any]:
+    """The columns of a `ROLLBACK` row that are not null."""
+    return {"op": ROLLBACK, "vbucket": vbucket, "vb_uuid": signed(vb_uuid), "seqno": signed(seqno)}
 
 
 def single_row(columns: dict[str, Any]) -> pa.RecordBatch:

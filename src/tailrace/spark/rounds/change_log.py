@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from ...columns.batch import SCHEMA
-from ...columns.row_kinds import CHANGE_OPS, ROLLBACK, SYSTEM, signed, unsigned
+from ...columns.row_kinds import CHANGE_OPS, ROLLBACK, SYSTEM, rollback_row, unsigned
 from ...history import FailoverLog
 from ...table.compaction import CompactionPolicy
 from ...table.contract import DataFile, NewFile, Table, TaskResult
@@ -323,11 +323,5 @@ def _logged(changes: pa.Table, version: int) -> pa.Table:
 
 
 def _rollback_row(vbucket: int, branch: LogBranch, version: int) -> pa.Table:
-    row = {
-        "log_version": version,
-        "op": ROLLBACK,
-        "vbucket": vbucket,
-        "vb_uuid": signed(branch.vb_uuid),
-        "seqno": branch.seqno,
-    }
+    row = {"log_version": version, **rollback_row(vbucket, branch.vb_uuid, branch.seqno)}
     return pa.Table.from_pylist([row], schema=CHANGES_SCHEMA)
