@@ -10,6 +10,7 @@ import os
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
+from numbers import Integral
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .errors import UsageError
@@ -19,6 +20,7 @@ __all__ = [
     "check_names",
     "check_types",
     "check_values",
+    "is_by_vbucket",
     "shows_keywords",
     "shows_keywords_of",
 ]
@@ -81,6 +83,13 @@ def check_values(kind: type | Callable[..., Any], given: Mapping[str, Any]) -> N
         if not _fits(value, hints[name]):
             text = f"{str(value)[:40]!r} ({type(value).__name__})"
             raise UsageError(f"{name} must be {_words(hints[name])}, not {text}")
+
+
+def is_by_vbucket(given: object, *kinds: type) -> bool:
+    """Whether it is a mapping of vbucket to something of these kinds; numbers may be NumPy's."""
+    return isinstance(given, Mapping) and all(
+        isinstance(vbucket, Integral) and isinstance(value, kinds) for vbucket, value in given.items()
+    )
 
 
 def _fits(value: Any, hint: Any) -> bool:

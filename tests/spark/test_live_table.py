@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 import pytest
 
@@ -88,6 +89,29 @@ def test_a_position_that_no_version_has(world: Any) -> None:
     first = sorted(world.positions)[0]
     with pytest.raises(UsageError, match=r"can't show vbucket 3 at seqno .* the oldest that is kept has"):
         tailrace.read_table(world.folder, at={3: world.positions[first][3] - 1 or 1}).to_arrow()
+
+
+def test_a_position_is_a_position_or_a_seqno(world: Any) -> None:
+    newest = max(world.positions)
+    at: Any = {np.int32(vbucket): np.int64(world.positions[newest][vbucket]) for vbucket in range(VBUCKETS)}
+    assert as_model(tailrace.read_table(world.folder, at=at).to_arrow().to_pylist()) == world.documents
+    wrong: Any
+    for wrong in (5, [3], {"3": 5}, {3: "5"}):
+        with pytest.raises(UsageError, match="at is a mapping of vbucket to Position or seqno"):
+            tailrace.read_table(world.folder, at=wrong)
+
+
+def test_rows_as_a_stream(world: Any) -> None:
+    rows = tailrace.read_table(world.folder)
+    assert as_model(rows.reader().read_all().to_pylist()) == world.documents
+
+
+@pytest.mark.parametrize(
+    "where", [[("nme", "=", 3)], [("vbucket", "~", 3)], [("vbucket",)], pc.field("nme") == 3, ["vbucket=3"]]
+)
+def test_a_filter_that_can_not_be_applied(world: Any, where: Any) -> None:
+    with pytest.raises(UsageError, match="is no filter of this table"):
+        tailrace.read_table(world.folder, filter=where)
 
 
 def test_columns_and_filters_reach_the_files(spark: Any, world: Any) -> None:

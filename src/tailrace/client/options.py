@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 
 from ..connstr import ConnectionString, parse
 from ..errors import UsageError
-from ..keywords import check_names, check_types, check_values
+from ..keywords import check_names, check_types, check_values, is_by_vbucket
 from ..model import Position, parse_positions
 from ..protocol.dcp.reader import ReaderSettings
 from ..protocol.tap.reader import TapSettings
@@ -276,12 +276,6 @@ def vbucket_numbers(vbuckets: Iterable[int]) -> list[int]:
     return sorted(named)
 
 
-def _is_by_vbucket(given: object, kind: type) -> bool:
-    return isinstance(given, Mapping) and all(
-        isinstance(vbucket, Integral) and isinstance(value, kind) for vbucket, value in given.items()
-    )
-
-
 def read_options(
     options: SourceOptions,
     start: Start | str,
@@ -294,8 +288,8 @@ def read_options(
         start = KAFKA_PLACES.get(start, start)
     if isinstance(start, str) and start.lstrip().startswith("{"):
         start = parse_positions(start)
-    if not (isinstance(start, str) or _is_by_vbucket(start, Position)) or not (
-        isinstance(end, str) or _is_by_vbucket(end, Integral)
+    if not (isinstance(start, str) or is_by_vbucket(start, Position)) or not (
+        isinstance(end, str) or is_by_vbucket(end, Integral)
     ):
         raise UsageError(
             "start must be beginning, now, or a mapping of vbucket to Position; "

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap
 
 from ..errors import UsageError
-from ..keywords import check_values
+from ..keywords import check_values, is_by_vbucket
 from ..model import Position, parse_positions
 from .contract import DataFile, Table
 from .file_reading import scan
@@ -66,18 +66,22 @@ def read_table(
     if unknown:
         raise UsageError(f"the table has no column {unknown[0]!r}; it has {', '.join(schema.names)}")
     files = live_files(table, version, at)
-    return LiveRows(table, tuple(files), schema, tuple(names), _condition(filter))
+    return LiveRows(table, tuple(files), schema, tuple(names), _condition(filter, schema))
 
 
-def _condition(filter: pc.Expression | Sequence[Any] | None) -> pc.Expression | None:
-    if filter is None or isinstance(filter, pc.Expression):
-        return filter
+def _condition(filter: pc.Expression | Sequence[Any] | None, schema: pa.Schema) -> pc.Expression | None:
+    """The filter as an expression; `UsageError` if it can't be applied to rows of the schema."""
+    if filter is None:
+        return None
     try:
-        return pq.filters_to_expression(filter)
+        where = filter if isinstance(filter, pc.Expression) else pq.filters_to_expression(filter)
+        schema.empty_table().filter(where)
     except (ValueError, TypeError, pa.ArrowException) as error:
+        reason = str(error).partition("\n")[0]
         raise UsageError(
-            f'{str(filter)[:80]} is no filter, write a list such as [("vbucket", "=", 7)]: {error}'
+            f'{str(filter)[:80]} is no filter of this table, write [("vbucket", "=", 7)]: {reason}'
         ) from None
+    return where
 
 
 @dataclass(frozen=True)
@@ -95,12 +99,13 @@ def live_files(table: Table, version: int | None = None, at: PositionVector | No
     if version is not None:
         raise UsageError("version and at exclude each other")
     by_version: dict[int, list[int]] = {}
-    wanted: Any = parse_positions(at, besides=_BESIDES) if isinstance(at, str) else at
-    if not isinstance(wanted, Mapping) or not all(
-        isinstance(vbucket, Integral) and isinstance(place, Integral | Position)
-        for vbucket, place in wanted.items()
-    ):
+    wanted = parse_positions(at, besides=_BESIDES) if isinstance(at, str) else at
+    if not is_by_vbucket(wanted, Position, Integral):
         raise UsageError("at is a mapping of vbucket to Position or seqno, or their JSON")
+    wanted = {
+        int(vbucket): place if isinstance(place, Position) else int(place)
+        for vbucket, place in wanted.items()
+    }
     for vbucket, position in wanted.items():
         chosen = _version_at(table, vbucket, position)
         if chosen is not None:
