@@ -13,6 +13,7 @@ import pytest
 
 import tailrace
 import tailrace.testing
+from tailrace.cli.main import main
 from tailrace.client.options import SourceKeywords, SourceOptions
 from tailrace.errors import TailraceError, UsageError
 from tailrace.table.mutation_tokens import wait_for
@@ -183,6 +184,26 @@ def test_what_a_mirror_takes(tmp_path: Path, given: dict[str, Any], says: str) -
 
     with pytest.raises(UsageError, match=says):
         mirror(None, **{"url": URL, "tables": tmp_path, **given})  # type: ignore[arg-type]
+
+
+def test_a_session_has_settings_of_spark(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """They have dots in their names; anything else is a slip."""
+    pytest.importorskip("pyspark")
+    from tailrace.spark import session
+
+    with pytest.raises(UsageError, match="no setting of a session 'mastr'; did you mean 'master'"):
+        session(mastr="local[1]")
+    assert main(["verify", URL, str(tmp_path), "--conf", "master=local"]) == 2
+    assert "--conf must be NAME=VALUE, such as spark.driver.memory=2g" in capfd.readouterr().err
+
+
+def test_a_schema_is_a_text_or_a_type() -> None:
+    pytest.importorskip("pyspark")
+    from tailrace.spark.documents import _struct
+
+    wrong: Any = 5
+    with pytest.raises(UsageError, match="a schema is a StructType or DDL text, not '5'"):
+        _struct(wrong)
 
 
 @pytest.mark.parametrize("name", ["trigger_s", "changes_keep_s", "undo_s", "undo_bytes"])

@@ -110,7 +110,7 @@ def open_spark(master: str | None, conf: tuple[str, ...], *, name: str) -> Itera
     }
     for text in conf:
         key, equals, value = text.partition("=")
-        if not equals or not key:
+        if not equals or "." not in key:
             raise UsageError("--conf must be NAME=VALUE, such as spark.driver.memory=2g")
         settings[key] = value
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..files import DiskFiles
+from ..keywords import check_known
 from ..rng import unique_name
 from .stream_failures import end_with_the_reason
 from .worker_python import python_of_workers
@@ -58,6 +59,7 @@ def session(app_name: str = "tailrace", *, master: str | None = None, **config: 
     the Python of the workers if other machines have it at another path than this one. The source
     ``tailrace`` is known to the session. An active session is used as it is.
     """
+    check_known(["app_name", "master"], [name for name in config if "." not in name], "setting of a session")
     prepare_environment(config.get("spark.pyspark.python"))
     from pyspark.sql import SparkSession
 
