@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from server.serverkit import Wire
 from tailrace import rng
 from tailrace.protocol.sasl import MECHANISMS, client_for
 from tailrace.server.call import COMMANDS
+from tailrace.server.stats import GROUPS
 from tailrace.snappy import inflate
 from tailrace.testing.running import RunningNode
 from tailrace.wire import admin, kv
@@ -43,6 +46,12 @@ def login(wire: Wire, mechanism: str, user: str, password: str) -> int:
     if answer.status == Status.SUCCESS:
         client.finish(answer.value)
     return Status(answer.status)
+
+
+def test_the_groups_of_statistics_are_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "node.md").read_text()
+    sentence = page.split("the STAT command offer the groups (none)")[1].split(". ")[0]
+    assert re.findall(r"`(\S+)`", sentence) == [name for name in GROUPS if name]
 
 
 def stats(wire: Wire, group: bytes = b"") -> Any:
