@@ -72,7 +72,6 @@ class ChunkRuns:
     """The runs of a chunk, made in the order of their streams, in a ``with`` that ends with `commit`."""
 
     def __init__(self, chunk: ReceivedChunk, streams: Mapping[int, ReaderStream], retired: set[int]) -> None:
-        self._chunk = chunk
         self._streams = streams
         self._retired = retired
         self._data = chunk.frames.data.data
