@@ -52,6 +52,8 @@ def test_signatures_show_them(function: Any) -> None:
         ({"rollback_points": [1]}, "a function"),
         ({"username": b"x"}, "must be text or None"),
         ({"tls": True}, "a TlsOptions or None"),
+        ({"tls": tailrace.TlsOptions(verify="no")}, "verify is true or false"),  # type: ignore[arg-type]
+        ({"tap_settings": tailrace.TapSettings(name=5)}, "name is a text"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(function: Any, given: dict[str, Any], says: str) -> None:
@@ -100,6 +102,10 @@ def test_what_its_methods_take() -> None:
             lambda: node.set("k", "v", vbucket=wrong),
             lambda: node.high_seqno(wrong),
             lambda: node.rewind(wrong, 0),
+            lambda: node.rewind(0, wrong),
+            lambda: node.slow_disk(wrong),
+            lambda: node.cut_after(wrong),
+            lambda: node.replicate([0], wrong),
         ):
             with pytest.raises(TailraceError):
                 call()
@@ -137,6 +143,15 @@ def test_what_a_source_is_asked() -> None:
                 with pytest.raises(UsageError, match="vbuckets must be a list"):
                     call(wrong)
         changes.close()
+        with pytest.raises(UsageError, match="there is no vbucket 99"):
+            source.failover_logs([99])
+
+
+def test_a_slip_does_not_end_a_source() -> None:
+    with tailrace.testing.node(vbuckets=2) as node, tailrace.connect_sync(node.url) as source:
+        with pytest.raises(UsageError, match="there is no vbucket 99"):
+            next(source.changes(vbuckets=[99]))
+        assert [change.vbucket for change in source.changes(end="now")] == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ from .nodes import Nodes
 from .options import SourceKeywords, SourceOptions, complete, read_options, resolve, vbucket_numbers
 from .portion import Portion, release
 from .question_scripts import failover_logs, high_seqnos
-from .read_options import End, Start
+from .read_options import End, Start, check_vbuckets
 from .resume import Reading
 from .rollback_count import RollbackCount
 from .srv_records import find_seeds
@@ -234,6 +234,7 @@ class Source:
         uuid = "" if self._nodes.map is None else self._nodes.map.uuid
         saved = await self._state.load(uuid)
         wanted = read_options(self.options, start, end, vbuckets)
+        check_vbuckets(self.vbucket_count, wanted.vbuckets, wanted.start, wanted.end)
         if (slot := self.options.slot()) is not None and self._group is None:
             wanted = replace(wanted, vbuckets=tuple(slot.vbuckets(self.vbucket_count)))
         self._catalog.renew()
@@ -395,6 +396,7 @@ class Source:
     ) -> dict[int, FailoverLog]:
         """The branches of vbuckets, newest first; with ``reachable_only``, of those whose nodes answer."""
         chosen = range(self.vbucket_count) if vbuckets is None else vbucket_numbers(vbuckets)
+        check_vbuckets(self.vbucket_count, chosen)
         logs: dict[int, FailoverLog] = {}
         for answer in await self._asking.everybody(
             lambda address: failover_logs(

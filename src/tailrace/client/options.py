@@ -114,6 +114,8 @@ class SourceOptions:
     def __post_init__(self) -> None:
         check_types(self)
         check_types(self.tap_settings)
+        if self.tls is not None:
+            check_types(self.tls)
         if self.dialect not in DIALECTS:
             raise UsageError(f"there is no dialect {self.dialect!r}; known are {', '.join(DIALECTS)}")
         for name in CANNOT[self.dialect]:

@@ -279,6 +279,7 @@ class RunningNode:
 
     def rewind(self, vbucket: int | Iterable[int], to_seqno: int) -> None:
         """Forget everything after a seqno, on a new branch, as a failover that loses data does."""
+        check_values(RunningNode.rewind, {"to_seqno": to_seqno})
         targets = dict.fromkeys([vbucket] if isinstance(vbucket, int) else vbucket, to_seqno)
 
         def act(bucket: ServedBucket) -> None:
@@ -313,6 +314,7 @@ class RunningNode:
         A vbucket that is not here, or is active or dead, becomes a replica. Other vbuckets are not affected.
         The node asks for them in a dialect that has requests: ``dcp``, ``upr-a`` or ``upr-b``.
         """
+        check_values(RunningNode.replicate, {"source": source, "dialect": dialect})
         flags = int(AddStreamFlag.TAKE_OVER) if takeover else 0
         numbers = set(vbuckets)
         states = self.call(lambda node: {vb.id: vb.state for vb in node.buckets[self.bucket].store})
@@ -399,6 +401,7 @@ class RunningNode:
 
     def slow_disk(self, seconds: float) -> None:
         """From now on every commit and every merge takes this much longer."""
+        check_values(RunningNode.slow_disk, {"seconds": seconds})
         self._running()[0].slow_disk_s = seconds
 
     def _wait(self, begin: Callable[[ServedBucket, Callable[[StoreError | None], None]], None]) -> None:
@@ -417,6 +420,7 @@ class RunningNode:
 
     def cut_after(self, sent_bytes: int | None) -> None:
         """Break each new connection after this many bytes were sent on it; None stops that."""
+        check_values(RunningNode.cut_after, {"sent_bytes": sent_bytes})
         self._running()[0].cut_after = sent_bytes
 
     def drop_connections(self) -> None:

@@ -71,7 +71,7 @@ class TapSettings:
     """
 
     def __post_init__(self) -> None:
-        if len(self.name.encode()) > MAX_NAME_BYTES:
+        if len(str(self.name).encode()) > MAX_NAME_BYTES:  # `SourceOptions` checks types
             raise UsageError(f"the name of a TAP reader has up to {MAX_NAME_BYTES} bytes")
         if self.deletions and (self.name or self.registered):
             raise UsageError("a TAP reader with a name gets what changed since: it has no end")
