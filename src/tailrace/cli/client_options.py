@@ -129,9 +129,13 @@ def left_out_options(function: F) -> F:
     """Options for what is otherwise left out; they go into ``**options``, see `connect_options`."""
     for option in (
         click.option(
-            "--include-transactions", is_flag=True, help="Include transaction records: keys like _txn:…."
+            "--include-transactions",
+            is_flag=True,
+            help="Include transaction records, whose keys begin with _txn:.",
         ),
-        click.option("--include-system", is_flag=True, help="Include collections of system scopes: _system."),
+        click.option(
+            "--include-system", is_flag=True, help="Include collections of system scopes, such as _system."
+        ),
     ):
         function = option(function)
     return function

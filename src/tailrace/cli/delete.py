@@ -23,7 +23,7 @@ from .common import command as make_command
 @url_argument
 @key_argument
 @collection_option
-@click.option("--cas", type=CAS, default=0, help="Delete only if the document still has this CAS.")
+@click.option("--cas", type=CAS, default=0, help="Delete only if the document still has this CAS; 0 is any.")
 @json_option("Write vbucket, seqno and CAS of the deletion as JSON.")
 @tls_options
 def command(url: ConnectionString, key: bytes, collection: str, cas: int, as_json: bool, **tls: Any) -> None:

@@ -36,7 +36,7 @@ tailrace set couchbase://127.0.0.1 session::9 '{}' --expiry 30m
 @collection_option
 @click.option("--expiry", type=DURATION, help="Delete the document after this time.")
 @click.option("--flags", type=Integer(0, 0xFFFF_FFFF), default=0, help="A number to store with the document.")
-@click.option("--cas", type=CAS, default=0, help="Store only if the document still has this CAS.")
+@click.option("--cas", type=CAS, default=0, help="Store only if the document still has this CAS; 0 is any.")
 @json_option("Write the new CAS, vbucket and seqno as JSON.")
 @tls_options
 def command(
