@@ -12,8 +12,6 @@ offset  size  request                 response
     16     8  CAS                     CAS
 
 body:  [framing extras] [extras] [TAP only: engine private] [key] [value]
-
-Rules: docs/spec/header.md#the-header, docs/spec/header.md#magic.
 """
 
 from __future__ import annotations
@@ -38,6 +36,7 @@ __all__ = [
     "front_size",
 ]
 
+# docs/spec/header.md#the-header
 HEADER_LAYOUT = layout("""
     B magic          who speaks, and in which form
     B opcode         which message
