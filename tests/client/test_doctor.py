@@ -177,7 +177,7 @@ def test_certificates(tmp_path: Path, node: RunningNode) -> None:
         url = f"couchbases://127.0.0.1:{secure.tls_port}/default"
         findings = examine(url, tls=TlsOptions(cert))
         assert wrong(findings) == [("tls", WARNING)]
-        assert "ends in" in text_of(findings, "tls")
+        assert "expires in" in text_of(findings, "tls")
         findings = examine(url, tls=TlsOptions(cert, verify=False))
         assert "not checked" in text_of(findings, "tls")
         findings = examine(url, tls=TlsOptions(stranger))
