@@ -128,7 +128,7 @@ class Service:
         except TailraceError as error:
             usage = isinstance(error, UsageError)
             _answer(peer, {"ok": False, "error": str(error), "usage": usage})
-        except (OSError, ValueError, AttributeError, TypeError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             log.warning("a command can't be understood: %s", error)
             peer.close()
         else:
