@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import os
@@ -14,13 +15,30 @@ from pathlib import Path
 import pytest
 
 import tailrace.testing
+from client.fake_server import FakeServer
+from ports import ReservedPort
 from tailrace.cli.main import main
 from tailrace.client.kv import KvClient
 from tailrace.client.load import MadeUp, from_json_lines
 from tailrace.client.manifest import collection_ids, with_changes
+from tailrace.clock import ManualClock
 from tailrace.errors import ConnectError, InputError, LoginError, StatusError, UsageError
 from tailrace.testing.running import RunningNode
-from tailrace.wire.codes import Datatype, Status
+from tailrace.wire.codes import Datatype, Op, Status
+from tailrace.wire.header import Frame
+from tailrace.wire.message import Response
+
+
+class HurryingClock(ManualClock):
+    """A clock on which four seconds pass whenever somebody looks at it."""
+
+    def monotonic(self) -> float:
+        self.advance(4.0)
+        return super().monotonic()
+
+
+def ignore(*_: object) -> None:
+    """A server without streams."""
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +248,68 @@ def test_the_connection_string_says_how_long_connecting_may_take() -> None:
         url = f"couchbases://127.0.0.1:{silent.getsockname()[1]}?tls_verify=none&kv_connect_timeout=100ms"
         with pytest.raises(ConnectError, match="no TLS connection"):
             KvClient(url, timeout_s=3600.0)
+
+
+def refused_map(_: FakeServer, frame: Frame) -> bytes:
+    return Response(opcode=frame.opcode, opaque=frame.opaque, status=Status.KEY_ENOENT).encode()
+
+
+def test_seeds_are_tried_one_after_the_other() -> None:
+    """One is away, one has no map yet and says of no vbucket that it has it."""
+    with ReservedPort() as away, FakeServer(ignore) as young, FakeServer(ignore) as server:
+        young.answers[Op.GET_CLUSTER_CONFIG] = refused_map
+        young.high_seqnos = {}
+        seeds = f"couchbase://127.0.0.1:{away},127.0.0.1:{young.port}"
+        with KvClient(f"{seeds},127.0.0.1:{server.port}/default") as client:
+            assert client.vbucket_count == 1
+            assert client.set("k", 1).vbucket == 0
+        no_map = f"127.0.0.1:{young.port} has no cluster map yet"
+        with pytest.raises(ConnectError, match=rf"^can't connect to 127.0.0.1:{away}: .*; {no_map}$"):
+            KvClient(f"{seeds}/default")
+        assert [frame.opcode for frame in young.requests].count(Op.SET) == 0
+
+
+def test_a_client_follows_its_vbuckets() -> None:
+    """Two nodes go; the third one's map says so, after a moment in which it gave none."""
+    first, second, third = servers = [FakeServer(ignore, vbuckets=2) for _ in range(3)]
+    with contextlib.ExitStack() as stack:
+        for server in servers:
+            server.nodes, server.owners = servers, [[0], [1]]
+            stack.enter_context(server)
+        client = stack.enter_context(KvClient(first.url))
+        assert client.high_seqnos() == {0: 0, 1: 0}  # with a connection to each node
+        first.stop()
+        second.stop()
+        left = [refused_map, refused_map]
+        third.answers[Op.GET_CLUSTER_CONFIG] = lambda server, frame: (
+            left.pop()(server, frame) if left else server.answer(frame)
+        )
+        third.owners, third.revision = [[2], [-1]], 2
+        keys = {client.vbucket_of(key): key for key in ("k0", "k1", "k2", "k3")}
+        client.set(keys[0], 1)
+        assert not left and Op.SET in [frame.opcode for frame in third.requests]
+        assert client.manifest() == {"uid": "0", "scopes": []}
+        left = [refused_map]
+        third.owners, third.revision = [[2], [2]], 3
+        client.set(keys[1], 1)  # no node had it
+        assert not left
+
+
+def test_an_operation_finds_the_new_node_after_one_that_did_not() -> None:
+    """A node goes, and until an operation's time is up no other has its vbuckets."""
+    first, second = servers = [FakeServer(ignore, vbuckets=1) for _ in range(2)]
+    with contextlib.ExitStack() as stack:
+        for server in servers:
+            server.nodes = servers
+            stack.enter_context(server)
+        client = stack.enter_context(KvClient(first.url, clock=HurryingClock()))
+        client.set("k", 1)
+        first.stop()
+        with pytest.raises(ConnectError):
+            client.set("k", 2)
+        second.owners, second.revision = [[1]], 2
+        client.set("k", 3)
+        assert [frame.value for frame in second.requests if frame.opcode == Op.SET] == [b"3"]
 
 
 def test_a_bucket_that_is_not_there(node: RunningNode) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import sleep
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -224,7 +224,7 @@ class KvClient:
         """Store a document: bytes as they are, anything else as JSON."""
         vbucket, wire_key = self._place(key, collection)
         body, kind = _value(value, datatype)
-        if not self._nodes.connection_for(vbucket).handshake.features & {Feature.JSON}:
+        if not self._from_node(vbucket, lambda node: Feature.JSON in node.handshake.features):
             kind &= ~Datatype.JSON
         body, kind = self.packed(body, kind)
         return self._write(
@@ -352,8 +352,7 @@ class KvClient:
         if not 1 <= len(logical) <= 250:
             raise UsageError(f"a key has 1 to 250 bytes, not {len(logical)}")
         vbucket = vbucket_of(logical, self._nodes.map.vbucket_count)
-        connection = self._nodes.connection_for(vbucket)
-        if connection.collections:
+        if self._from_node(vbucket, lambda node: node.collections):
             return vbucket, encode_leb128(self.collection_id(collection) if collection else 0) + logical
         if collection:
             raise UsageError("the server has no collections")
@@ -365,6 +364,10 @@ class KvClient:
 
     def _on(self, vbucket: int, make: Any) -> Any:
         """Run a script on the vbucket's node; each attempt gets a new one."""
+        return self._from_node(vbucket, lambda node: node.run(make()))
+
+    def _from_node(self, vbucket: int, act: Callable[[KvConnection], T]) -> T:
+        """What ``act`` returns for the vbucket's node, which may be another one with each attempt."""
         self._nodes.check(vbucket)
         deadline = self._clock.monotonic() + self._timeout_s
         backoff = Backoff(self._rng, first_s=_RETRY_FIRST_S, most_s=_RETRY_MOST_S)
@@ -372,7 +375,7 @@ class KvClient:
             connection: KvConnection | None = None
             try:
                 connection = self._nodes.connection_for(vbucket)
-                return connection.run(make())
+                return act(connection)
             except StatusError as error:
                 if error.status not in RETRIED or self._clock.monotonic() > deadline:
                     raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 from collections.abc import Sequence
 
@@ -63,8 +64,11 @@ class KvNodes:
         return self.connection(address)
 
     def anywhere(self) -> KvConnection:
-        """A connection to any node, for what every node can answer."""
-        return self.connection(self.map.nodes[0])
+        """A connection to any node, for what every node can answer: the first one that can be reached."""
+        for address in self.map.nodes[:-1]:
+            with contextlib.suppress(ConnectError):
+                return self.connection(address)
+        return self.connection(self.map.nodes[-1])
 
     def everywhere(self) -> list[KvConnection]:
         """A connection to each node."""
