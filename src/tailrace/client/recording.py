@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -99,11 +99,6 @@ class Exchange:
 
     request: Frame
     frames: list[Frame]
-
-    def answer(self, opaque: int) -> Iterator[bytes]:
-        """The recorded frames with the opaque of another request, otherwise unchanged."""
-        for frame in self.frames:
-            yield replace(frame, opaque=opaque).encode()
 
     @property
     def is_accepted(self) -> bool:
