@@ -232,6 +232,37 @@ def test_every_mix_of_flags(acks: int, ends: int) -> None:
                 node.set_vbucket_state(number, VBucketState.ACTIVE)
 
 
+@pytest.mark.parametrize("is_completed", [True, False])
+def test_writes_wait_for_a_takeover_that_takes_too_long(is_completed: bool) -> None:
+    """Until the vbuckets are given up, or the connection is gone; those of others are written as before."""
+    settings = {"takeover_max_time": 0.1}
+    with tailrace.testing.node(vbuckets=2, settings=settings) as node, Peer(node) as writer:
+        node.set("k", b"v", vbucket=1)
+
+        def written(vbucket: int = 1) -> int:
+            return writer.ask(packet(0x80, 0x01, bytes(8), b"k", b"v", half=vbucket)).half
+
+        with Peer(node) as peer:
+            reader = TapReader(peer).connect(b"t", ACK | LIST | TAKEOVER, vbucket_list(1))
+            reader.acks = False  # so the items wait, and the vbucket is not given up
+            reader.read("state 3", 1)
+            while not (status := written()):
+                pass
+            assert status == 0x86
+            assert written(vbucket=0) == 0
+            if is_completed:
+                reader.acks = True
+                reader.ack(reader.log[-1])
+                reader.read("state 1", 1)
+                reader.read_all()
+                assert written() == 0x07
+                node.set_vbucket_state(1, VBucketState.ACTIVE)
+                assert written() == 0
+        while (status := written()) == 0x86:
+            pass
+        assert status == 0
+
+
 # Acknowledgements.
 
 
@@ -841,6 +872,30 @@ def test_the_list_of_vbuckets_can_be_changed(node: RunningNode, reader: TapReade
         assert change(b"nobody", (2, 0)) == 0x04
         assert change(b"node1") == 0x04
         assert change(b"node1", (2, 0), count=2) == 0x04
+
+
+def test_a_vbucket_that_is_no_longer_listed_loses_its_turn(strict: RunningNode) -> None:
+    """Two vbuckets wait for the window to open; one of them is no longer wanted when it does."""
+    for vbucket in (1, 2):
+        strict.set_many({f"k{number}": b"v" for number in range(100)}, vbucket=vbucket)
+    with Peer(strict) as peer, Peer(strict) as other:
+        reader = TapReader(peer).connect(b"w", ACK | LIST, vbucket_list(1, 2))
+        reader.read("opaque 1", 2)
+        reader.acks = False
+        last = [reader.next() for _ in range(30)][-1]
+        assert peer.is_silent()
+        gone, kept = (1, 2) if last.half == 1 else (2, 1)
+        value = struct.pack(">HHQ", 1, kept, 0)
+        assert other.ask(packet(0x80, 0xB0, key=b"w", value=value)).half == 0
+        had = dict(reader.documents[gone])
+        reader.acks = True
+        reader.ack(last)
+        reader.read("opaque 8", kept)
+        assert reader.documents[kept] == documents_of(strict, kept)
+        strict.set("later", b"v", vbucket=gone)
+        strict.set("later", b"v", vbucket=kept)
+        assert reader.read("mutation").half == kept
+        assert reader.documents[gone] == had
 
 
 # Refused.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import tailrace.testing
+from server.controller import until as wait_until
 from server.serverkit import Wire
 from tailrace.testing.running import RunningNode
 from tailrace.wire import admin, dcp, kv
@@ -166,6 +167,43 @@ def test_takeover_of_a_vbucket(node: RunningNode) -> None:
         assert node.failover_log(2)
 
 
+@pytest.mark.parametrize("is_completed", [True, False])
+def test_writes_wait_for_a_takeover_that_takes_too_long(is_completed: bool) -> None:
+    """Until it is complete, or its connection is gone; other vbuckets and reads go on."""
+    settings = {"takeover_max_time": 0.1}
+    with tailrace.testing.node(vbuckets=4, settings=settings) as node, Wire(node.port) as writer:
+        node.set("a", 1, vbucket=2)
+
+        def written(vbucket: int = 2) -> int:
+            status: int = writer.call(kv.Set(vbucket=vbucket, key=b"k", value=b"v")).status
+            return status
+
+        with opened(node) as wire:
+            request = stream_request(vbucket=2)
+            request.flags = AddStreamFlag.TAKE_OVER
+            wire.send(request)
+            until(wire, dcp.DcpMutation)  # its marker is not acknowledged, so it waits
+            while (status := written()) == Status.SUCCESS:
+                pass
+            assert status == Status.ETMPFAIL
+            assert writer.refused(kv.Delete(vbucket=2, key=b"a")) == Status.ETMPFAIL
+            assert writer.ok(kv.Get(vbucket=2, key=b"a")).value == b"1"
+            assert written(vbucket=1) == Status.SUCCESS
+            if is_completed:
+                answers = {dcp.DcpSnapshotMarker: DcpOpcode.SNAPSHOT_MARKER}
+                answers[dcp.DcpSetVBucketState] = DcpOpcode.SET_VBUCKET_STATE
+                wire.send(response(DcpOpcode.SNAPSHOT_MARKER))
+                while not isinstance(message := wire.receive(), dcp.DcpStreamEnd):
+                    if type(message) in answers:
+                        wire.send(response(answers[type(message)]))
+                assert written() == Status.NOT_MY_VBUCKET
+                node.set_vbucket_state(2, VBucketState.ACTIVE)
+                assert written() == Status.SUCCESS
+        while (status := written()) == Status.ETMPFAIL:
+            pass
+        assert status == Status.SUCCESS
+
+
 def response(opcode: int, opaque: int = 7) -> bytes:
     return Frame(Magic.RESPONSE, opcode, opaque=opaque).encode()
 
@@ -256,3 +294,22 @@ def test_a_large_backfill_and_a_slow_reader(node: RunningNode) -> None:
             other.ok(admin.Noop())
         messages = until(wire, dcp.DcpStreamEnd)
         assert sum(isinstance(message, dcp.DcpMutation) for message in messages) == 3_000
+
+
+def test_a_backfill_that_nobody_reads_ends_when_the_disk_is_short() -> None:
+    """The files that it reads could not be removed; while the disk has room, it may take its time."""
+    settings = {"slow_backfill_timeout": 0.05}
+    with tailrace.testing.node(vbuckets=1, settings=settings) as node, opened(node) as wire:
+        node.set_many({f"k{at}": "x" * 1000 for at in range(20)}, vbucket=0)
+        node.persist()
+        used_shares = [0.95, 0.5]  # the last one first
+        node.call(lambda inner: setattr(inner, "disk_used_share", used_shares.pop))
+        wire.ok(dcp.DcpControl(key=b"connection_buffer_size", value=b"1024"))
+        request = stream_request(end=20)
+        request.flags = AddStreamFlag.DISK_ONLY
+        wire.send(request)
+        wait_until(lambda: not used_shares, "nobody looked at the disk twice")
+        wire.send(dcp.DcpBufferAck(acked_bytes=1 << 20))
+        messages = until(wire, dcp.DcpStreamEnd)
+        assert messages[-1].status == StreamEndStatus.SLOW
+        assert 0 < sum(isinstance(message, dcp.DcpMutation) for message in messages) < 20
