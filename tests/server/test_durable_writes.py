@@ -165,8 +165,8 @@ class TestOutOfOrder:
         made = bucket_map("default", addresses, [chain], epoch=2, rev=next(_revs), this_node=0)
         bench.node.set_map("default", made)
 
-    def durable(self, opaque: int) -> Set:
-        framing = encode_frame_infos([Durability(DurabilityLevel.MAJORITY, 60_000).encode()])
+    def durable(self, opaque: int, timeout_ms: int = 60_000) -> Set:
+        framing = encode_frame_infos([Durability(DurabilityLevel.MAJORITY, timeout_ms).encode()])
         return Set(key=b"k%d" % opaque, value=b"1", framing=framing, opaque=opaque)
 
     def test_others_overtake_it(self) -> None:
@@ -214,6 +214,23 @@ class TestOutOfOrder:
         assert ask(bench, session, self.durable(3)) == []
         bench.run_jobs()
         assert [(frame.opaque, frame.status) for frame in take(session)] == [(3, 0)]
+
+    def test_what_was_given_up_is_waited_for_no_more(self) -> None:
+        """The disk takes nothing: what waits for it does not grow, and who still waits is not forgotten."""
+        bench, session = self.open(Feature.UNORDERED_EXECUTION)
+        ask(bench, session, self.durable(1))
+        for first in range(100, 1000, 30):
+            ask(bench, session, *(self.durable(first + each, timeout_ms=100) for each in range(30)))
+            bench.advance(1)
+            answers = take(session)
+            assert [frame.status for frame in answers] == [Status.SYNC_WRITE_AMBIGUOUS] * 30
+        vbucket = bench.node.buckets["default"].store.vbuckets[0]
+        assert len(vbucket._listeners._waiters) <= 300
+        bench.run_jobs()
+        bench.advance(1)
+        bench.run_jobs()
+        bench.node.buckets["default"].durability.reached(0, "b:2", vbucket.high_seqno)
+        assert [(frame.opaque, frame.status) for frame in take(session)] == [(1, 0)]
 
     def test_it_is_answered_before_the_connection_ends(self) -> None:
         bench, session = self.open(Feature.UNORDERED_EXECUTION)

@@ -146,6 +146,29 @@ class TestDocuments:
         vb.unlock(b"\0a", cas)
         vb.replace(b"\0a", b"4", cas=cas)
 
+    def test_there_is_a_limit_on_locks(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Those whose time is over make room; an undecided write takes part of it, and stays."""
+        monkeypatch.setattr("tailrace.store.locks._MAX_LOCKS", 3)
+        vb = home.bucket().vbuckets[0]
+        for key in (b"\0a", b"\0b", b"\0c"):
+            vb.set(key, b"1")
+        vb.begin_durable(1)
+        vb.set(b"\0p", b"1")
+        vb.end_durable()
+        vb.get_locked(b"\0a", 5)
+        vb.get_locked(b"\0b", 15)
+        with refused(Status.ETMPFAIL):
+            vb.get_locked(b"\0c", 15)
+        vb.set(b"\0c", b"2")
+        home.clock.advance(6)
+        vb.get_locked(b"\0c", 15)
+        for key in (b"\0b", b"\0c"):
+            with refused(Status.LOCKED):
+                vb.set(key, b"2")
+        with refused(Status.SYNC_WRITE_IN_PROGRESS):
+            vb.set(b"\0p", b"2")
+        vb.set(b"\0a", b"2")
+
     def test_with_meta_resolves_conflicts_by_rev(self, home: Home) -> None:
         vb = home.bucket().vbuckets[0]
         vb.set_with_meta(b"\0a", b"1", 0, 0, rev=5, meta_cas=1000)

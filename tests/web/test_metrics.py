@@ -20,7 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import tailrace
 from certificates import make_certificate
 from cli.test_serve import serving
-from server.serverkit import Bench, ask
+from server.controller import Controller, marker, mutation
+from server.serverkit import Bench, Wire, ask
 from tailrace.files import MemoryFiles
 from tailrace.model import Position
 from tailrace.server.node import Node
@@ -42,8 +43,11 @@ from tailrace.web.figures import (
 from tailrace.web.http import exposition_text
 from tailrace.web.mirror_figures import MirrorFigures
 from tailrace.web.node_figures import gather_node_figures
+from tailrace.web.node_view import gather_node_view
 from tailrace.web.reader_figures import ReaderFigures
 from tailrace.wire import admin, dcp, kv
+from tailrace.wire.codes import TapOpaque, VBucketState
+from tailrace.wire.tap import TapCheckpointStart, TapOpaqueMessage
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -95,6 +99,34 @@ def test_a_node_exports_all_that_is_declared_and_it_agrees_with_stats() -> None:
             if "default" in labels
         ]
         assert by_bound == sorted(by_bound) and by_bound[-1] == count
+
+
+def test_a_node_shows_what_it_receives() -> None:
+    """By DCP its streams and what it has not acknowledged, by TAP the vbuckets that are being filled."""
+    with (
+        RunningNode(vbuckets=4) as node,
+        Controller(node.port) as dcp_peer,
+        Wire(node.port) as tap_peer,
+    ):
+        for vbucket in range(4):
+            node.set_vbucket_state(vbucket, VBucketState.REPLICA)
+        opaques = [dcp_peer.begin(vbucket) for vbucket in (0, 3)]
+        changes = [marker(opaques[0], 0, 2), mutation(opaques[0], 1)]
+        for message in changes:
+            assert dcp_peer.status_of(message) == 0
+        for vbucket in (1, 2):
+            filling = TapOpaqueMessage(code=TapOpaque.INITIAL_VBUCKET_STREAM, vbucket=vbucket, tap_flags=1)
+            assert tap_peer.call(filling).status == 0
+        assert tap_peer.call(TapCheckpointStart(checkpoint_id=1, vbucket=2, tap_flags=1)).status == 0
+        exported = figures(node.call(whole_sheet))
+        vbuckets = {labels[1:3]: count for labels, count in exported["tailrace_stream_vbuckets"].items()}
+        assert vbuckets == {("dcp", "replica"): 2, ("tap", "replica"): 1}
+        unacknowledged = exported["tailrace_stream_unacknowledged_bytes"]
+        sizes = {labels[1]: size for labels, size in unacknowledged.items()}
+        assert sizes == {"dcp": sum(len(message.encode()) for message in changes), "tap": 0}
+        *_, view = node.call(lambda inner: list(gather_node_view(inner, has_faults=False)))
+        shown = {stream["dialect"]: (stream["streams"], stream["why"]) for stream in view["streams"]}
+        assert shown == {"dcp": (2, "receives"), "tap": (1, "receives")}
 
 
 def test_a_scrape_reads_no_document_and_lets_others_go_on_in_between() -> None:
