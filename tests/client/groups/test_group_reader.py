@@ -17,7 +17,7 @@ from tailrace.client.groups.reader import GroupReader
 from tailrace.client.groups.record import GroupRecord
 from tailrace.client.progress import SavedPosition
 from tailrace.clock import ManualClock
-from tailrace.errors import ConnectError, GroupFenced
+from tailrace.errors import ConnectError, GroupFenced, StoreError, UsageError
 from tailrace.model import Position
 
 VBUCKETS = 4
@@ -62,10 +62,15 @@ def store(monkeypatch: pytest.MonkeyPatch) -> MemoryGroupStore:
     return store
 
 
-def group_reader(**options: Any) -> GroupReader:
-    errors: list[Exception] = []
+def group_reader(errors: asyncio.Queue[Exception] | None = None, **options: Any) -> GroupReader:
+    """``errors`` are those that end its reading."""
     wanted: dict[str, Any] = {"slot": None, "timeout_s": 60.0, "retry_for_s": 60.0, **options}
-    return GroupReader("g", "", "b", on_change=lambda: None, on_error=errors.append, **wanted)
+    on_error = (asyncio.Queue() if errors is None else errors).put_nowait
+    return GroupReader("g", "", "b", on_change=lambda: None, on_error=on_error, **wanted)
+
+
+def is_away(*_: object) -> Any:
+    raise StoreError("the store is away")
 
 
 def test_vbuckets_whose_release_was_not_answered_are_read_no_more(store: MemoryGroupStore) -> None:
@@ -143,6 +148,85 @@ def test_starts_that_get_known_while_others_are_saved(store: MemoryGroupStore) -
             pass
         assert other_member(store).load(range(VBUCKETS)).keys() == reading.starts.keys() == {0, 1}
         await group.leave()
+
+    asyncio.run(play())
+
+
+def test_starts_that_can_not_be_saved_yet(store: MemoryGroupStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What begins "now" has to wait, even if where that is was known long ago."""
+
+    async def play() -> None:
+        group, reading = group_reader(), PlayedReading()
+        await group.begin(reading, VBUCKETS, is_from_now=True)
+        reading.starts[0] = SavedPosition(Position.at(1, 7))
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "put", is_away)
+            for _ in range(3):
+                assert not await group.between_portions()
+        while not await group.between_portions():
+            pass
+        assert other_member(store).load(range(VBUCKETS)).keys() == {0}
+        await group.leave()
+
+    monkeypatch.setattr(reader_module, "_AGAIN_S", 0.001)
+    asyncio.run(play())
+
+
+def test_who_can_not_show_that_it_lives_hands_nothing_out(
+    store: MemoryGroupStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others may have given it up; when it can, it goes on with all that it has."""
+
+    async def play() -> None:
+        errors: asyncio.Queue[Exception] = asyncio.Queue()
+        group, reading = group_reader(errors, timeout_s=0.1), PlayedReading()
+        await group.begin(reading, VBUCKETS, is_from_now=False)
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "read", is_away)
+            await asyncio.sleep(0.1)
+            for _ in range(3):
+                assert not await group.between_portions()
+        while not await group.between_portions():
+            pass
+        assert reading.read == group.owned == set(range(VBUCKETS)) and errors.empty()
+        await group.leave()
+
+    monkeypatch.setattr(reader_module, "_AGAIN_S", 0.001)
+    asyncio.run(play())
+
+
+def test_a_store_that_stays_away_ends_the_reading(
+    store: MemoryGroupStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play() -> None:
+        errors: asyncio.Queue[Exception] = asyncio.Queue()
+        group, reading = group_reader(errors, timeout_s=0.04, retry_for_s=0.05), PlayedReading()
+        await group.begin(reading, VBUCKETS, is_from_now=False)
+        assert await group.between_portions()
+        monkeypatch.setattr(store, "read", is_away)
+        assert str(await errors.get()) == "the store is away"
+        await group.leave()
+
+    asyncio.run(play())
+
+
+def test_who_was_given_up_is_told_so(store: MemoryGroupStore) -> None:
+    """At its next sign of life, and when it saves: it is too late for that."""
+
+    async def play() -> None:
+        errors: asyncio.Queue[Exception] = asyncio.Queue()
+        group, reading = group_reader(errors, timeout_s=0.04), PlayedReading()
+        await group.begin(reading, VBUCKETS, is_from_now=False)
+        record = GroupRecord.from_bytes(store.record)
+        store.version, store.record = store.version + 1, record.without(record.members).to_bytes()
+        with pytest.raises(GroupFenced):
+            await group.save(reading.to_save())
+        assert isinstance(await errors.get(), GroupFenced)
+        assert other_member(store).load(range(VBUCKETS)) == {}
+        await group.leave()
+        for too_late in (group.save(reading.to_save()), group.between_portions()):
+            with pytest.raises(UsageError, match="the reading has ended"):
+                await too_late
 
     asyncio.run(play())
 
