@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -13,6 +14,7 @@ import urllib.error
 import urllib.request
 from base64 import b64encode
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import pytest
 
 from certificates import make_certificate
 from server.serverkit import Wire
+from tailrace.cli.signals import on_hangup, on_signal, run_loop
 from tailrace.testing.running import RunningNode
 from tailrace.wire import admin
 from tailrace.wire.codes import Status
@@ -142,6 +145,35 @@ def test_figures_beside_a_reader_have_new_users(tmp_path: Path) -> None:
             finally:
                 tail.terminate()
                 assert tail.wait(60) == 0
+
+
+def test_where_a_loop_knows_no_signals_it_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows; afterwards the signal does what it did before."""
+
+    def unknown(*_: object) -> None:
+        raise NotImplementedError
+
+    async def stopped() -> None:
+        loop, told = asyncio.get_running_loop(), asyncio.Event()
+        monkeypatch.setattr(loop, "add_signal_handler", unknown)
+        with on_signal(loop, signal.SIGTERM, told.set):
+            signal.raise_signal(signal.SIGTERM)
+            await told.wait()
+
+    before = signal.getsignal(signal.SIGTERM)
+    run_loop(stopped())
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_figures_beside_a_reader_in_a_thread_leave_the_signal_alone() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+
+    def beside() -> bool:
+        with on_hangup(lambda: None):
+            return signal.getsignal(signal.SIGHUP) is before
+
+    with ThreadPoolExecutor() as threads:
+        assert threads.submit(beside).result()
 
 
 def test_without_such_files_a_hangup_ends_a_node_as_ever(tmp_path: Path) -> None:

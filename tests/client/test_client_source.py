@@ -582,6 +582,9 @@ def test_collections(node: RunningNode, connect: Callable[..., Any]) -> None:
     created = [event for event in everything.changes(end="now") if isinstance(event, tailrace.SystemEvent)]
     assert {event.name for event in created} == {"shop", "orders", "customers"}
     assert {event.event for event in created} == {"scope_created", "collection_created"}
+    assert everything.has_collections and not connect(node.url, dialect="tap").has_collections
+    names = set(everything.collection_names.values())
+    assert names == {("_default", "_default"), ("shop", "orders"), ("shop", "customers")}
     for options in ({"collections": ["shop.orders"]}, {"scope": "shop"}):
         some = [
             event.value

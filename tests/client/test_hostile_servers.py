@@ -31,7 +31,7 @@ from tailrace.errors import (
 )
 from tailrace.model import MAX_SEQNO
 from tailrace.protocol.dcp.reader import DcpReader
-from tailrace.wire.admin import ClustermapChangeNotification, SaslResponse
+from tailrace.wire.admin import ClustermapChangeNotification, HelloResponse, SaslResponse
 from tailrace.wire.codes import DcpOpcode, Feature, Magic, Op, Status
 from tailrace.wire.dcp import (
     DcpNoop,
@@ -273,6 +273,38 @@ def test_refusals_of_what_is_needed(
             opcode=f.opcode, status=status, opaque=f.opaque
         ).encode()
         with pytest.raises(error):
+            connect(server.url)
+
+
+def unknown(_server: FakeServer, frame: Frame) -> bytes:
+    return Response(opcode=frame.opcode, status=Status.UNKNOWN_COMMAND, opaque=frame.opaque).encode()
+
+
+def test_a_server_that_knows_no_login(connect: Callable[..., Any]) -> None:
+    with FakeServer(lambda *_: None) as server:
+        server.answers[Op.SASL_LIST_MECHS] = unknown
+        with pytest.raises(LoginError, match="the server knows no login"):
+            connect(server.url, username="ada", password="secret")
+
+
+def test_a_server_with_one_bucket_and_no_features(connect: Callable[..., Any]) -> None:
+    """It knows neither HELLO nor SELECT_BUCKET; a bucket of another name can't be the one that it has."""
+    with FakeServer(lambda *_: None) as server:
+        server.answers = {Op.HELLO: unknown, Op.SELECT_BUCKET: unknown}
+        source = connect(server.url)
+        assert source.high_seqnos() == {0: 0} and not source.has_collections
+        with pytest.raises(LoginError, match=r"refuses bucket 'other' \(UNKNOWN_COMMAND"):
+            connect(server.url.replace("default", "other"))
+
+
+def test_a_server_that_turns_on_what_nobody_asked_for(connect: Callable[..., Any]) -> None:
+    def hello(_server: FakeServer, frame: Frame) -> bytes:
+        value = int(Feature.UNORDERED_EXECUTION).to_bytes(2, "big")
+        return HelloResponse(opcode=Op.HELLO, value=value, opaque=frame.opaque).encode()
+
+    with FakeServer(lambda *_: None) as server:
+        server.answers[Op.HELLO] = hello
+        with pytest.raises(RemoteProtocolError, match=r"turns on features that nobody asked for: \[14\]"):
             connect(server.url)
 
 
