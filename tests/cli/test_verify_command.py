@@ -16,7 +16,9 @@ from spark.naive import bucket_state, table_state
 from table.test_foreign_tools import foreign_commit, state_of
 from tailrace.cli.main import main
 from tailrace.errors import ForeignRows
+from tailrace.spark.api import verify
 from tailrace.spark.rounds.setup import build_mirror
+from tailrace.spark.rounds.verify import _StateTaker
 
 
 @pytest.fixture
@@ -78,6 +80,30 @@ def test_rows_that_somebody_rewrote_as_they_were(
         assert "its rows are right: its mirror can continue" in capsys.readouterr().err
         once(node.url, tmp_path / "t")
         assert table_state(str(tmp_path / "t")) == bucket_state("127.0.0.1", node.port)
+
+
+def test_a_vbucket_that_goes_back_meanwhile_is_read_again(
+    no_spark: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its branch has now counts, and nothing of what was taken back."""
+    add, rewound = _StateTaker.add, []
+
+    def rewinds(taker: _StateTaker, batch: Any) -> None:
+        add(taker, batch)
+        if not rewound:
+            rewound.append(batch["vbucket"][0].as_py())
+            node.rewind(rewound, 5)
+
+    monkeypatch.setattr("tailrace.spark.rounds.verify._FOLD_ROWS", 3)
+    with tailrace.testing.node(vbuckets=2) as node:
+        for vbucket in range(2):
+            node.set_many({f"k{number}": "x" * 400 for number in range(40)}, vbucket=vbucket)
+        once(node.url, tmp_path / "t")
+        monkeypatch.setattr(_StateTaker, "add", rewinds)
+        verdict = verify(None, node.url, tmp_path / "t", options={"flowControlBuffer": "1024"})
+        assert (verdict.documents, verdict.rows) == (45, 80)
+        found = {(difference.vbucket, difference.key) for difference in verdict.differences}
+        assert found == {(*rewound, f"k{number}") for number in range(5, 40)}
 
 
 def test_a_change_log_is_no_mirror(

@@ -57,6 +57,14 @@ def once(node: Any, path: Path, said: list[str] | None = None, **settings: Any) 
     return rounds
 
 
+def test_whoever_gives_no_callback_reads_the_inferred_schema_on_stderr(
+    node: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.set("k", {"n": 1})
+    build_mirror(LocalJobs(), node.url, tmp_path / "t", once=True, in_background=False, schema="infer")
+    assert capsys.readouterr().err == "tailrace: schema inferred from 1 documents: n BIGINT\n"
+
+
 def verdict(node: Any, path: Path) -> Verdict:
     return verify_table(LocalJobs(), source_options(node.url), open_table(path))
 
