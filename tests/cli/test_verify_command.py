@@ -86,7 +86,8 @@ def test_a_vbucket_that_goes_back_meanwhile_is_read_again(
     no_spark: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What its branch has now counts, and nothing of what was taken back."""
-    add, rewound = _StateTaker.add, []
+    add = _StateTaker.add
+    rewound: list[int] = []
 
     def rewinds(taker: _StateTaker, batch: Any) -> None:
         add(taker, batch)
@@ -100,7 +101,7 @@ def test_a_vbucket_that_goes_back_meanwhile_is_read_again(
             node.set_many({f"k{number}": "x" * 400 for number in range(40)}, vbucket=vbucket)
         once(node.url, tmp_path / "t")
         monkeypatch.setattr(_StateTaker, "add", rewinds)
-        verdict = verify(None, node.url, tmp_path / "t", options={"flowControlBuffer": "1024"})
+        verdict = verify(None, node.url, tmp_path / "t", options={"flowControlBuffer": "1024"})  # type: ignore[arg-type]
         assert (verdict.documents, verdict.rows) == (45, 80)
         found = {(difference.vbucket, difference.key) for difference in verdict.differences}
         assert found == {(*rewound, f"k{number}") for number in range(5, 40)}

@@ -190,8 +190,10 @@ def test_writes_wait_for_a_takeover_that_takes_too_long(is_completed: bool) -> N
             assert writer.ok(kv.Get(vbucket=2, key=b"a")).value == b"1"
             assert written(vbucket=1) == Status.SUCCESS
             if is_completed:
-                answers = {dcp.DcpSnapshotMarker: DcpOpcode.SNAPSHOT_MARKER}
-                answers[dcp.DcpSetVBucketState] = DcpOpcode.SET_VBUCKET_STATE
+                answers: dict[type[Message], DcpOpcode] = {
+                    dcp.DcpSnapshotMarker: DcpOpcode.SNAPSHOT_MARKER,
+                    dcp.DcpSetVBucketState: DcpOpcode.SET_VBUCKET_STATE,
+                }
                 wire.send(response(DcpOpcode.SNAPSHOT_MARKER))
                 while not isinstance(message := wire.receive(), dcp.DcpStreamEnd):
                     if type(message) in answers:
