@@ -52,8 +52,8 @@ def test_signatures_show_them(function: Any) -> None:
         ({"rollback_points": [1]}, "a function"),
         ({"username": b"x"}, "must be text or None"),
         ({"tls": True}, "a TlsOptions or None"),
-        ({"tls": tailrace.TlsOptions(verify="no")}, "verify is true or false"),  # type: ignore[arg-type]
-        ({"tap_settings": tailrace.TapSettings(name=5)}, "name is a text"),  # type: ignore[arg-type]
+        ({"tls": tailrace.TlsOptions(verify="no")}, "verify must be true or false"),  # type: ignore[arg-type]
+        ({"tap_settings": tailrace.TapSettings(name=5)}, "name must be text"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(function: Any, given: dict[str, Any], says: str) -> None:

@@ -103,8 +103,8 @@ def test_a_vbucket_that_goes_back_meanwhile_is_read_again(
         monkeypatch.setattr(_StateTaker, "add", rewinds)
         verdict = verify(None, node.url, tmp_path / "t", options={"flowControlBuffer": "1024"})  # type: ignore[arg-type]
         assert (verdict.documents, verdict.rows) == (45, 80)
-        found = {(difference.vbucket, difference.key) for difference in verdict.differences}
-        assert found == {(*rewound, f"k{number}") for number in range(5, 40)}
+        differing = {(difference.vbucket, difference.key) for difference in verdict.differences}
+        assert differing == {(*rewound, f"k{number}") for number in range(5, 40)}
 
 
 def test_a_change_log_is_no_mirror(

@@ -33,7 +33,7 @@ def test_a_setting_that_a_mirror_does_not_have_names_the_nearest() -> None:
         ({"trigger_s": "5"}, "trigger_s must be a number or None, not '5' (str)"),
         ({"undo_bytes": 1.5}, "undo_bytes must be a whole number or None, not '1.5' (float)"),
         ({"changes": 5}, "changes must be text or a path or None, not '5' (int)"),
-        ({"options": "retryFor=5"}, "options must be a dictionary or None, not 'retryFor=5' (str)"),
+        ({"options": "retryFor=5"}, "options must be a dictionary of texts or None, not 'retryFor=5' (str)"),
         ({"on_trouble": None}, "on_trouble must be a function, not 'None' (NoneType)"),
         ({"start_over": "0-7"}, "start_over must be a list, not '0-7' (str)"),
         ({"policy": 1}, "policy must be a CompactionPolicy or None, not '1' (int)"),
