@@ -164,7 +164,7 @@ def _write_new(files: Files, path: str, data: bytes) -> None:
 
 
 def put_file(files: Files, path: str, data: bytes, *, beside: str) -> bool:
-    """Write a whole file under a name; return whether that was free. Durable when it returns, and never
+    """Write a whole file if the name is free; return whether it was. Durable when it returns, and never
     visible in part. ``beside`` is the name to write it under first, which no other writer may use.
 
     After an OSError the file is not there; after `NotDurable` it is, but may be gone after a power cut.
