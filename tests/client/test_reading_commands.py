@@ -34,11 +34,14 @@ from tailrace.errors import UsageError
 from tailrace.files import DiskFile
 from tailrace.testing.faulty_files import no_space
 from tailrace.testing.running import RunningNode
-from tailrace.wire.admin import Hello, Noop
-from tailrace.wire.codes import DcpOpcode, Feature
+from tailrace.wire.admin import GetFailoverLog, Hello, Noop
+from tailrace.wire.codes import DcpOpcode, Feature, Magic, Op, Status
 from tailrace.wire.dcp import DcpControl, DcpStreamRequest
+from tailrace.wire.fields import encode_failover_log
 from tailrace.wire.framing import Framer
 from tailrace.wire.header import Frame
+from tailrace.wire.kv import Get
+from tailrace.wire.message import Response
 
 KEYS = [f"key-{number}".encode() for number in range(40)]
 
@@ -607,6 +610,36 @@ def test_a_replay_grants_features_as_a_node_does(
                 body = peer.recv(body_length, socket.MSG_WAITALL) if body_length else b""
             answers.append((status, None if status else body))
     assert answers[0] == answers[1]
+
+
+def test_a_replay_refuses_what_its_recording_does_not_have(
+    node: RunningNode, tmp_path: Path, connect: Callable[..., Any]
+) -> None:
+    node.set("k", 1, vbucket=0)
+    path = tmp_path / "stream.rec"
+    with path.open("wb") as sink:
+        recorder = Recorder(sink)
+        recorder.begin({"bucket": "default", "vbuckets": 4, "collections": False})
+        list(connect(node.url, on_wire=recorder).changes(end="now", vbuckets=[0]))
+    with Replaying(path) as url, Wire(int(url.split(":")[2].partition("/")[0])) as wire:
+        assert wire.hello(Feature.COLLECTIONS, Feature.XERROR) == [Feature.XERROR]
+        assert wire.refused(Get(key=b"k")) == Status.UNKNOWN_COMMAND
+        for vbucket, wanted in ((1, Status.NOT_MY_VBUCKET), (0, Status.SUCCESS)):
+            assert wire.call(GetFailoverLog(vbucket=vbucket)).status == wanted
+            assert wire.call(DcpStreamRequest(vbucket=vbucket, end_seqno=1)).status == wanted
+        while wire.frame().opcode != DcpOpcode.STREAM_END:
+            pass
+        wire.send(Response(opcode=Op.NOOP))  # answers nothing
+        # nothing is left, and no more is asked for
+        assert wire.ok(DcpStreamRequest(vbucket=0, end_seqno=0)).value == node_log(node, 0)
+        assert wire.frame().opcode == DcpOpcode.STREAM_END
+        wire.send(Frame(Magic.REQUEST, DcpOpcode.STREAM_REQUEST, extras_length=3, body=b"abc").encode())
+        assert wire.frame().status == Status.EINVAL
+
+
+def node_log(node: RunningNode, vbucket: int) -> bytes:
+    """The failover log, as it goes over the wire."""
+    return encode_failover_log(node.failover_log(vbucket))
 
 
 def test_a_replay_tells_its_branches(

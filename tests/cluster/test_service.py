@@ -21,9 +21,14 @@ from tailrace.errors import ConnectError, TailraceError, UsageError
 class _Unmoved(Coordinator):
     """A coordinator whose rebalance takes for ever."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, fails: bool = False) -> None:
+        """``fails``: it can't give the rebalance up without an error."""
         super().__init__(directory)
         self.story: list[str] = []
+        self._fails = fails
+
+    def _start(self, name: str) -> None:
+        self.story.append(f"{name} is started")
 
     def rebalance(self, *, leaving: str | None = None) -> Generator[str, None, None]:
         try:
@@ -31,6 +36,8 @@ class _Unmoved(Coordinator):
                 yield "nothing moves"
         finally:
             self.story.append("the rebalance is given up")
+            if self._fails:
+                raise TailraceError("node n1 does not answer")
 
     def stop(self) -> None:
         self.story.append("the nodes are stopped")
@@ -99,6 +106,18 @@ def test_what_can_not_be_understood_stops_nothing(tmp_path: Path, signals: None)
     serve(tmp_path, _Unmoved(tmp_path), meanwhile)
 
 
+def test_a_node_is_added(tmp_path: Path, signals: None) -> None:
+    def meanwhile() -> None:
+        with pytest.raises(UsageError, match="there is no node 'n9'"):
+            call(tmp_path, "add", node="n9")
+        assert call(tmp_path, "add") == {"node": "n1"}
+        assert call(tmp_path, "add", node="n1") == {"node": "n1"}  # it is down
+
+    coordinator = _Unmoved(tmp_path)
+    serve(tmp_path, coordinator, meanwhile)
+    assert coordinator.story == ["n1 is started", "n1 is started", "the nodes are stopped"]
+
+
 def test_who_asked_for_a_rebalance_hears_how_it_ended(tmp_path: Path, signals: None) -> None:
     class Moving(Coordinator):
         outcomes = [None, TailraceError("node n1 is down")]
@@ -145,8 +164,11 @@ def test_a_coordinator_that_is_not_there(tmp_path: Path) -> None:
         call(tmp_path, "status")
 
 
-def test_a_stop_ends_a_rebalance_first_and_tells_who_asked_for_it(tmp_path: Path, signals: None) -> None:
-    coordinator = _Unmoved(tmp_path)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_stop_ends_a_rebalance_first_and_tells_who_asked_for_it(
+    tmp_path: Path, signals: None, fails: bool
+) -> None:
+    coordinator = _Unmoved(tmp_path, fails=fails)
 
     def rebalance() -> None:
         until((tmp_path / DOOR_FILE).exists, "the service does not start")

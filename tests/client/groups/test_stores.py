@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ports import ReservedPort
+from tailrace.client.groups import stores
 from tailrace.client.groups.member import GroupMember
 from tailrace.client.groups.stores import GroupStore, RedisGroupStore, open_group_store
 from tailrace.client.progress import SavedPosition
-from tailrace.errors import ConnectError, StoreError, UsageError
+from tailrace.errors import ConnectError, NotDurable, StoreError, UsageError
 from tailrace.model import Position
 
 
@@ -23,11 +26,11 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_a_record_is_replaced_only_as_it_was_read(where: str) -> None:
-    stores: list[GroupStore] = []
+    open_stores: list[GroupStore] = []
 
     def opened() -> GroupStore:
-        stores.append(open_group_store(where, "contract", "b"))
-        return stores[-1]
+        open_stores.append(open_group_store(where, "contract", "b"))
+        return open_stores[-1]
 
     first, second = opened(), opened()
     assert first.read() == (0, None)
@@ -41,7 +44,7 @@ def test_a_record_is_replaced_only_as_it_was_read(where: str) -> None:
     assert not second.replace(2, b"late")
     assert not second.replace(19, b"late")
     assert opened().read() == first.read() == (20, b"19")
-    for store in stores:
+    for store in open_stores:
         store.close()
 
 
@@ -98,6 +101,87 @@ def test_positions_that_are_damaged(tmp_path: Path) -> None:
         file.write_bytes(damaged)
         with pytest.raises(StoreError, match="is damaged"):
             member.load([1])
+
+
+def test_positions_that_are_gone(tmp_path: Path) -> None:
+    """Going on from nothing would read everything again, unasked."""
+    member = GroupMember(open_group_store(tmp_path, "g", "b"), bucket="b", vbucket_count=4, name="m")
+    member.turn()
+    member.save({1: SavedPosition(Position.at(1, 7)), 2: SavedPosition(Position.at(1, 8))})
+    (file,) = tmp_path.rglob("positions-*")
+    file.unlink()
+    with pytest.raises(StoreError, match=r"^the group's file 'm-.*' is gone, with positions of 2 vbuckets$"):
+        member.load([1, 2, 3])
+
+
+def test_files_that_can_not_be_read(tmp_path: Path) -> None:
+    store = open_group_store(tmp_path, "g", "b")
+    assert store.replace(0, b"one")
+    (tmp_path / "g-b" / "positions-a").mkdir()
+    with pytest.raises(StoreError, match=r"^the group's file '.*positions-a': Is a directory$"):
+        store.get("a")
+
+
+def test_a_record_whose_writing_may_have_failed_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there, and the disk has not confirmed it: whoever wrote it sees it as anybody else's."""
+    store = open_group_store(tmp_path, "g", "b")
+    put_file = stores.put_file
+
+    def unconfirmed(*arguments: Any, **options: Any) -> bool:
+        put_file(*arguments, **options)
+        raise NotDurable("record", "no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stores, "put_file", unconfirmed)
+        assert not store.replace(0, b"one")
+    assert store.read() == (1, b"one")
+
+
+def test_who_always_comes_too_late_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_group_store(tmp_path, "g", "b")
+    monkeypatch.setattr(store, "replace", lambda *_: False)
+    member = GroupMember(store, bucket="b", vbucket_count=4, name="m")
+    with pytest.raises(StoreError, match="changes too fast: 1000 attempts failed"):
+        member.turn()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"", "no answer|the connection was closed"),
+        (b"$5\r\nab", "the connection was closed"),
+        (b"$5", "the connection was closed"),
+        (b"?\r\n", "answers b'\\?"),
+        (b"$x\r\n", "answers b'\\$x"),
+        (b"$99999999999\r\n", "answers b'\\$9999"),
+    ],
+)
+def test_something_else_than_a_redis(answer: bytes, error: str) -> None:
+    """It is asked twice, if the connection ends."""
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                peer, _ = listening.accept()
+                with peer:
+                    peer.recv(1 << 16)
+                    peer.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        serving = threading.Thread(target=serve)
+        serving.start()
+        store = open_group_store(f"redis://127.0.0.1:{listening.getsockname()[1]}", "g", "b")
+        try:
+            with pytest.raises(ConnectError, match=error):
+                store.read()
+        finally:
+            store.close()
+            listening.shutdown(socket.SHUT_RDWR)
+            serving.join()
+    with pytest.raises(UsageError, match="is no address of a Redis"):
+        open_group_store("redis://127.0.0.1:port", "g", "b")
 
 
 def test_a_redis_that_is_full_says_so(redis: str) -> None:
