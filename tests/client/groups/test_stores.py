@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from ports import ReservedPort
-from tailrace.client.groups import stores
 from tailrace.client.groups.member import GroupMember
 from tailrace.client.groups.stores import GroupStore, RedisGroupStore, open_group_store
 from tailrace.client.progress import SavedPosition
 from tailrace.errors import ConnectError, NotDurable, StoreError, UsageError
+from tailrace.files import put_file
 from tailrace.model import Position
 
 
@@ -127,14 +127,13 @@ def test_a_record_whose_writing_may_have_failed_is_read_again(
 ) -> None:
     """It is there, and the disk has not confirmed it: whoever wrote it sees it as anybody else's."""
     store = open_group_store(tmp_path, "g", "b")
-    put_file = stores.put_file
 
     def unconfirmed(*arguments: Any, **options: Any) -> bool:
         put_file(*arguments, **options)
         raise NotDurable("record", "no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(stores, "put_file", unconfirmed)
+        patched.setattr("tailrace.client.groups.stores.put_file", unconfirmed)
         assert not store.replace(0, b"one")
     assert store.read() == (1, b"one")
 
