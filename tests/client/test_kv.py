@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -310,6 +310,20 @@ def test_an_operation_finds_the_new_node_after_one_that_did_not() -> None:
         second.owners, second.revision = [[1]], 2
         client.set("k", 3)
         assert [frame.value for frame in second.requests if frame.opcode == Op.SET] == [b"3"]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [KvClient.stats, KvClient.high_seqnos, KvClient.manifest, KvClient.flush],
+    ids=lambda method: method.__name__,
+)
+def test_a_question_to_a_node_that_was_away_makes_a_new_connection(ask: Callable[[KvClient], object]) -> None:
+    with tailrace.testing.node(vbuckets=2) as node, KvClient(node.url) as client:
+        ask(client)
+        node.restart()
+        with pytest.raises(ConnectError):
+            ask(client)
+        ask(client)
 
 
 def test_a_bucket_that_is_not_there(node: RunningNode) -> None:

@@ -118,7 +118,7 @@ class BulkWriter:
 
     def _lost(self, connection: KvConnection, error: ConnectError) -> None:
         """Drop a connection; another node, if there is one, may have its vbuckets by now."""
-        self._nodes.drop(connection)
+        connection.close()
         self._heard_at.pop(connection, None)
         if self._nodes.is_alone:
             raise error

@@ -372,18 +372,14 @@ class KvClient:
         deadline = self._clock.monotonic() + self._timeout_s
         backoff = Backoff(self._rng, first_s=_RETRY_FIRST_S, most_s=_RETRY_MOST_S)
         while True:
-            connection: KvConnection | None = None
             try:
-                connection = self._nodes.connection_for(vbucket)
-                return act(connection)
+                return act(self._nodes.connection_for(vbucket))
             except StatusError as error:
                 if error.status not in RETRIED or self._clock.monotonic() > deadline:
                     raise
                 if error.status == Status.NOT_MY_VBUCKET:
                     self._nodes.refresh()
             except ConnectError:
-                if connection is not None:
-                    self._nodes.drop(connection)
                 # In a cluster another node may have the vbucket by now.
                 if self._nodes.is_alone or self._clock.monotonic() > deadline:
                     raise

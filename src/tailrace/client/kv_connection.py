@@ -122,7 +122,17 @@ class KvConnection:
     def close(self) -> None:
         self._socket.close()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is of no more use: it was closed, or lost."""
+        return self._socket.fileno() < 0
+
     # the socket
+
+    def _lost(self, why: str) -> ConnectError:
+        """The error to raise when nothing more can come."""
+        self.close()
+        return ConnectError(why)
 
     def _receive(self) -> Frame:
         while True:
@@ -135,7 +145,7 @@ class KvConnection:
                     continue
                 return frame
             if not wait([self], self._timeout_s):
-                raise ConnectError(f"{self.address} does not answer")
+                raise self._lost(f"{self.address} does not answer")
             self.exchange()
 
     def _is_push(self, frame: Frame) -> bool:
@@ -157,7 +167,7 @@ class KvConnection:
         except _NOT_NOW:
             pass
         except OSError as error:
-            raise ConnectError(f"the connection to {self.address} was lost: {_reason(error)}") from error
+            raise self._lost(f"the connection to {self.address} was lost: {_reason(error)}") from error
         return is_sent
 
     def _read(self) -> bool:
@@ -166,9 +176,9 @@ class KvConnection:
         except _NOT_NOW:
             return False
         except OSError as error:
-            raise ConnectError(f"the connection to {self.address} was lost: {_reason(error)}") from error
+            raise self._lost(f"the connection to {self.address} was lost: {_reason(error)}") from error
         if not data:
-            raise ConnectError(f"{self.address} closed the connection")
+            raise self._lost(f"{self.address} closed the connection")
         self._framer.feed(data)
         return True
 

@@ -53,7 +53,8 @@ class KvNodes:
 
     def connection(self, address: Address) -> KvConnection:
         """The connection to a node."""
-        return self._connections.get(address) or self._connect(address)
+        made = self._connections.get(address)
+        return self._connect(address) if made is None or made.is_closed else made
 
     def connection_for(self, vbucket: int) -> KvConnection:
         """The connection to the node that has a vbucket."""
@@ -83,12 +84,6 @@ class KvNodes:
             by_node.setdefault(self.connection_for(vbucket), []).append(vbucket)
         return list(by_node.items())
 
-    def drop(self, connection: KvConnection) -> None:
-        """Drop a connection that is lost or no longer of use."""
-        connection.close()
-        if self._connections.get(connection.address) is connection:
-            del self._connections[connection.address]
-
     def check(self, vbucket: int) -> None:
         """Raise `UsageError` if there is no such vbucket."""
         if not 0 <= vbucket < self.map.vbucket_count:
@@ -107,15 +102,14 @@ class KvNodes:
             try:
                 newer = self._ask_for_map(address)
             except ConnectError:
-                if (lost := self._connections.get(address)) is not None:
-                    self.drop(lost)
                 continue
             if newer is not None and newer.is_newer_than(self.map):
                 self.map = newer
                 return
 
     def _ask_for_map(self, address: Address) -> ClusterMap | None:
-        if (connection := self._connections.get(address)) is None:
+        connection = self._connections.get(address)
+        if connection is None or connection.is_closed:
             return self._first_map(self._connect(address))
         try:
             answer = connection.run(ask(GetClusterConfig(), "get cluster config"))

@@ -179,7 +179,7 @@ def test_something_else_than_a_redis(answer: bytes, error: str) -> None:
             store.close()
             listening.shutdown(socket.SHUT_RDWR)
             serving.join()
-    with pytest.raises(UsageError, match="is no address of a Redis"):
+    with pytest.raises(UsageError, match="is not the address of a Redis"):
         open_group_store("redis://127.0.0.1:port", "g", "b")
 
 
