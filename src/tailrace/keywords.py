@@ -117,8 +117,15 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is not None:
         return isinstance(value, origin)
     if getattr(hint, "_is_protocol", False):
-        return all(callable(getattr(value, name, None)) for name in vars(hint) if not name.startswith("_"))
+        has_facts = all(hasattr(value, name) for name in _facts(hint))
+        methods = (name for name in vars(hint) if not name.startswith("_"))
+        return has_facts and all(callable(getattr(value, name, None)) for name in methods)
     return isinstance(value, hint)
+
+
+def _facts(protocol: type) -> list[str]:
+    """The attributes of a protocol, beside its methods."""
+    return list(vars(protocol).get("__annotations__", ()))
 
 
 _NAMES = {
@@ -143,5 +150,7 @@ def _words(hint: Any) -> str:
         return "a list of names"
     if hint == Mapping[str, str]:
         return "a dictionary of texts"
+    if getattr(hint, "_is_protocol", False) and (facts := _facts(hint)):
+        return f"something with {' and '.join(facts)}"
     name = getattr(hint, "__name__", str(hint))
     return _NAMES.get(origin or hint) or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"

@@ -79,7 +79,7 @@ def test_rows_that_somebody_rewrote_as_they_were(
         with pytest.raises(ForeignRows):  # only --repair changes anything
             once(node.url, tmp_path / "t")
         assert main(["verify", node.url, str(tmp_path / "t"), "--as-of-table", "--repair"]) == 0
-        assert "its rows are right: its mirror may go on" in capsys.readouterr().err
+        assert "its rows are right: its mirror can continue" in capsys.readouterr().err
         once(node.url, tmp_path / "t")
         assert table_state(str(tmp_path / "t")) == bucket_state("127.0.0.1", node.port)
 

@@ -283,7 +283,7 @@ def unknown(_server: FakeServer, frame: Frame) -> bytes:
 def test_a_server_that_knows_no_login(connect: Callable[..., Any]) -> None:
     with FakeServer(lambda *_: None) as server:
         server.answers[Op.SASL_LIST_MECHS] = unknown
-        with pytest.raises(LoginError, match="the server knows no login"):
+        with pytest.raises(LoginError, match="the server supports no login"):
             connect(server.url, username="ada", password="secret")
 
 

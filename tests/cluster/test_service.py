@@ -138,7 +138,7 @@ def test_who_asked_for_a_rebalance_hears_how_it_ended(tmp_path: Path, signals: N
 
 
 def test_a_coordinator_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConnectError, match=r"^no cluster runs in '.*'; start one with"):
+    with pytest.raises(ConnectError, match=r"^no cluster is running in '.*'; start one with"):
         call(tmp_path, "status")
     door = tmp_path / DOOR_FILE
     for content in ("", "[]", "{}"):

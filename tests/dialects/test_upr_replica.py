@@ -299,7 +299,7 @@ def producer(draft: Upr) -> Iterator[RawProducer]:
 
 def begin(replica: RunningNode, producer: RawProducer, **options: Any) -> Connection:
     """Give an order; returns the node's connection with its first stream open."""
-    replica.replicate([0], producer, dialect=producer.draft.name, **options)  # type: ignore[arg-type]  # it has a port too
+    replica.replicate([0], producer, dialect=producer.draft.name, **options)
     connection = producer.accept()
     assert connection.open() == (0, NEVER, 0, 0)
     return connection
@@ -319,14 +319,14 @@ def stands_at(replica: RunningNode, seqno: int) -> None:
 def test_a_snapshot_is_there_when_its_end_is(
     replica: RunningNode, producer: RawProducer, draft: Upr, features: bool
 ) -> None:
-    replica.replicate([0], producer, dialect=draft.name)  # type: ignore[arg-type]  # it has a port too
+    replica.replicate([0], producer, dialect=draft.name)
     connection = producer.accept(features=features)
     connection.open([(UUID, 0)])
     connection.say("start")
     connection.send(connection.mutation(b"a", 4) + connection.mutation(b"b", 6, b'{"n": 1}'))
     # a whole snapshot of another vbucket is a sign that the first one was taken up to here
     replica.set_vbucket_state(1, VBucketState.REPLICA)
-    replica.replicate([1], producer, dialect=draft.name)  # type: ignore[arg-type]  # it has a port too
+    replica.replicate([1], producer, dialect=draft.name)
     held = connection.opaque
     connection.open()
     connection.send(connection.snapshot(1, 3))
@@ -380,7 +380,7 @@ def test_a_node_that_is_killed_in_the_middle_of_a_snapshot(
     replica.kill()
     replica.start()
     assert (replica.high_seqno(0) > 20, complete(replica)) == (True, 5)
-    replica.replicate([0], producer, dialect=draft.name)  # type: ignore[arg-type]  # it has a port too
+    replica.replicate([0], producer, dialect=draft.name)
     second = producer.accept()
     assert second.open() == (5, NEVER, UUID, 0)
     second.send(second.snapshot(6, 7))
@@ -485,7 +485,7 @@ def test_draft_b_does_not_know_the_branch(replica: RunningNode, producer: RawPro
 def test_a_vbucket_that_the_producer_does_not_have_is_asked_for_again(
     replica: RunningNode, producer: RawProducer, draft: Upr
 ) -> None:
-    replica.replicate([0], producer, dialect=draft.name)  # type: ignore[arg-type]  # it has a port too
+    replica.replicate([0], producer, dialect=draft.name)
     connection = producer.accept()
     for _ in range(2):
         connection.requested()
@@ -592,7 +592,7 @@ def test_a_producer_that_gives_no_sign_of_life_is_given_up(producer: RawProducer
     settings = {"replication_noop_interval": 0.1, "idle_timeout": 3}
     with tailrace.testing.node(vbuckets=4, settings=settings) as replica:
         replica.set_vbucket_state(0, VBucketState.REPLICA)
-        replica.replicate([0], producer, dialect=draft.name)  # type: ignore[arg-type]  # it has a port too
+        replica.replicate([0], producer, dialect=draft.name)
         connection = producer.accept()
         asked = []
         while (packet := connection.receive()) is not None:
@@ -678,7 +678,7 @@ HOSTILE: dict[str, Callable[[Any], Any]] = {
 def test_a_producer_that_can_not_be_followed_is_left(
     replica: RunningNode, producer: RawProducer, draft: Upr, what: str
 ) -> None:
-    replica.replicate([0], producer, dialect=draft.name)  # type: ignore[arg-type]  # it has a port too
+    replica.replicate([0], producer, dialect=draft.name)
     first = producer.accept()
     HOSTILE[what](first)
     while first.receive() is not None:
@@ -694,7 +694,7 @@ def test_a_producer_that_can_not_be_followed_is_left(
 def test_the_highest_numbers_are_taken_and_others_follow_them(
     replica: RunningNode, producer: RawProducer, draft: Upr
 ) -> None:
-    replica.replicate([0], producer, dialect=draft.name)  # type: ignore[arg-type]  # it has a port too
+    replica.replicate([0], producer, dialect=draft.name)
     stream = producer.accept()
     stream.open(log=[(NEVER, MAX_SEQNO), (UUID, 0)])
     highest = stream.mutation(b"k", MAX_SEQNO, rev=MAX_REPLICA_REV, cas=MAX_CAS)

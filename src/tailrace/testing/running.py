@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from time import sleep
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from zlib import crc32
 
 from ..clock import SYSTEM, Clock
@@ -36,6 +36,13 @@ from ..wire.codes import AddStreamFlag, Datatype, VBucketState
 __all__ = ["RunningNode"]
 
 T = TypeVar("T")
+
+
+class ProducerAddress(Protocol):
+    """What a node can receive changes from: a `RunningNode`, or whatever else listens there."""
+
+    host: str
+    port: int
 
 
 class RunningNode:
@@ -304,7 +311,7 @@ class RunningNode:
     def replicate(
         self,
         vbuckets: Iterable[int],
-        source: RunningNode | None,
+        source: ProducerAddress | None,
         *,
         takeover: bool = False,
         dialect: str = "dcp",
