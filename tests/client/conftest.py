@@ -54,7 +54,8 @@ class AsyncAsSync:
                 except StopAsyncIteration:
                     return
         finally:
-            if not self._loop.is_closed():
+            # Garbage is collected at any moment; while a loop runs, ours can only close the reading later.
+            if not self._loop.is_closed() and not in_a_loop():
                 self._run(generator.aclose())
 
     def idle(self, seconds: float) -> None:
@@ -68,6 +69,15 @@ class AsyncAsSync:
         if asyncio.iscoroutinefunction(attribute):
             return lambda *args, **kwargs: self._run(attribute(*args, **kwargs))
         return attribute
+
+
+def in_a_loop() -> bool:
+    """Whether an event loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class Blocking:

@@ -703,3 +703,17 @@ def test_a_lost_node_costs_a_paused_application_nothing(monkeypatch: pytest.Monk
             before = rings
             time.sleep(1.0)
             assert rings - before < 20
+
+
+def test_a_reading_that_is_collected_while_a_loop_runs(node: RunningNode) -> None:
+    """As garbage is: at any moment, also in another test. It is no error there, and the source can go on."""
+    node.set(b"k", 1)
+    with AsyncAsSync(node.url) as source:
+        readings = [source.changes()]
+        first = next(readings[0])
+
+        async def collect() -> None:
+            readings.clear()
+
+        asyncio.run(collect())
+        assert next(source.changes()) == first
