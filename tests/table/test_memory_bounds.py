@@ -118,3 +118,26 @@ def test_many_files_are_merged_in_small_pieces(tmp_path: Path, monkeypatch: pyte
     merged = [read_rows_at(store, file, np.ones(file.rows, np.bool_), ROWS) for file in files]
     keys = [key for batches in merged for batch in batches for key in batch["key"].to_pylist()]
     assert sorted(keys) == [f"key::{number:06d}" for number in range(2400)]
+
+
+def test_a_merge_that_breaks_off_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, key_hash = TableStore(tmp_path), KeyHash(SECRET)
+    writer = TableWriter(store, ROWS, SECRET, ())
+    sink = writer.sink()
+    sink.add(changes(0, [1_000] * 200))
+    (new,) = sink.finish().added
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+
+    def breaks(*given: Any, **more: Any) -> Iterator[pa.RecordBatch]:
+        yield next(iter(read_rows_at(*given, **more)))
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(merging, "read_rows_at", breaks)
+    monkeypatch.setattr(merging, "_READ_BYTES", 20 << 10)
+    monkeypatch.setattr(merging, "_LEAST_BATCH_BYTES", 1 << 10)
+    monkeypatch.setattr(merging, "_PIECE_BYTES", 10 << 10)
+    with pytest.raises(OSError, match="Input/output") as raised:  # whose traceback keeps the writer alive
+        merge_files(
+            store, [MergeSource(new.file, BitMap(range(200)).serialize())], ROWS, key_hash, kind="tier1"
+        )
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before, raised

@@ -28,7 +28,8 @@ from tailrace.server.http import (
     response,
 )
 from tailrace.server.node import Node
-from tailrace.server.served_map import AlternateAddress
+from tailrace.server.served_map import AlternateAddress, NodeAddress, bucket_map
+from tailrace.store.engine import Engine
 from tailrace.web import connection_handler, http, node_service
 from tailrace.web.http import page_routes
 from tailrace.web.node_view import gather_node_view
@@ -155,6 +156,15 @@ def test_the_view_does_not_say_that_changes_stay_in_memory_when_only_maintenance
     bucket = view["buckets"]["default"]
     assert (bucket["flush_fails"], bucket["maintenance_fails"]) == (False, True)
     assert [event["event"] for event in view["events"]] == ["maintenance_failed"]
+
+
+def test_a_member_without_a_map_is_not_ready() -> None:
+    engine = Engine()
+    engine.create_bucket("default", 4)
+    node = Node(engine, fenced=True)
+    assert get(node, "/readyz")[::2] == (503, b"the node waits for its cluster map\n")
+    node.set_map("default", bucket_map("default", [NodeAddress(port=11210)], [[0]] * 4, rev=1))
+    assert get(node, "/readyz")[::2] == (200, b"ok\n")
 
 
 def test_figures_as_one_object() -> None:
