@@ -170,6 +170,31 @@ def test_changes_of_an_older_branch_that_the_bucket_still_has_stand_once(run: Ru
     assert [row["seqno"] for row in run.rows() if row["op"] == "rollback"] == [5]
 
 
+def test_a_bucket_that_goes_further_back_than_planned_and_stands_at_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan takes back what lies above a seqno; by the time the round reads, all is gone."""
+    for number in range(10):
+        run.node.set(f"k{number}", {"first": number}, vbucket=0)
+    run.once()
+    run.node.rewind(0, 5)
+    play = LocalJobs.run
+    flushes = [run.node.flush]
+
+    def flush_first(jobs: LocalJobs, work: Any, *arguments: Any) -> list[Any]:
+        if isinstance(work, RoundTask) and flushes:
+            flushes.pop()()
+        return play(jobs, work, *arguments)
+
+    monkeypatch.setattr(LocalJobs, "run", flush_first)
+    run.once()
+    assert not flushes
+    run.check()
+    run.node.set("k1", {"second": 1}, vbucket=0)
+    run.once()
+    run.check()
+
+
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 def test_live_changes_on_spark(spark: Any, run: Run) -> None:

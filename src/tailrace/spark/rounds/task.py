@@ -217,6 +217,9 @@ class _TaskReader:
         self._collections = [_Collection(target) for target in task.targets]
         self._log = None if task.log is None else ChangeSink(task.log)
         self._planned_branches = task.planned_branches
+        branches = {} if task.log is None else task.log.branches
+        self._kept_in_log = {vbucket: branch.seqno for vbucket, branch in branches.items()}
+        """Up to where the log stays as it is, in vbuckets where it branches: they are read that far."""
         self._clock = clock
         self._dropped: set[int] = set()
 
@@ -254,9 +257,10 @@ class _TaskReader:
     def stand(self, vbucket: int, position: Position) -> None:
         """A vbucket has come to the end of a snapshot."""
         planned = self._planned_branches.get(vbucket)
-        if planned is not None and position.seqno and position.vb_uuid not in planned:
+        has_branched = planned is not None and position.seqno and position.vb_uuid not in planned
+        if has_branched or position.seqno < self._kept_in_log.get(vbucket, 0):
             # The bucket has branched since the plan, though not before the start of the stream. A table that
-            # is further may stand on changes that were taken back: the next plan sees that.
+            # is further, or the change log, may stand on changes that were taken back: the next plan sees it.
             self.refuse(vbucket, Position.BEGINNING)
             return
         self.answer.positions[vbucket] = Position.at(position.vb_uuid, position.seqno)
