@@ -228,7 +228,7 @@ def test_limits_of_a_mirror(tmp_path: Path, name: str, value: Any) -> None:
     from tailrace.spark.rounds.setup import build_mirror
 
     jobs: Any = None
-    with pytest.raises(UsageError, match=f"{name} is 0 or more"):
+    with pytest.raises(UsageError, match=f"{name} must be 0 or more"):
         build_mirror(jobs, URL, tmp_path, **{"changes": tmp_path / "log", name: value})
 
 

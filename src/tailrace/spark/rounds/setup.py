@@ -125,7 +125,7 @@ def build_mirror(
     limits = {"trigger_s": trigger_s, "changes_keep_s": changes_keep_s, "undo_s": undo_s}
     for name, value in {**limits, "undo_bytes": undo_bytes}.items():
         if value is not None and not 0 <= value < math.inf:
-            raise UsageError(f"{name} is 0 or more, and not without end")
+            raise UsageError(f"{name} must be 0 or more, and finite")
     if changes is None and changes_keep_s is not None:
         raise UsageError("changes_keep_s needs a change log; give its path with changes")
     given = source_options(url, options)
